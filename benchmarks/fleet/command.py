@@ -95,6 +95,18 @@ def add_parser(commands: Any) -> None:
         "--processes", type=int, default=1, metavar="N", help="processes that train (default 1)"
     )
     parser.add_argument(
+        "--engine",
+        choices=("processes", "ray"),
+        default="processes",
+        help="where --train trains: here, or on a Ray cluster (extra ray; default processes)",
+    )
+    parser.add_argument(
+        "--ray-address",
+        metavar="ADDR",
+        help="with --engine ray, HOST:PORT of a cluster's head node, or auto (default: start one "
+        "here, of so many --processes)",
+    )
+    parser.add_argument(
         "--tensorboard",
         type=Path,
         metavar="DIR",
@@ -164,6 +176,8 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "round.train_deadline_s": arguments.deadline_s,
         "simulation.train": arguments.train,
         "simulation.processes": arguments.processes,
+        "simulation.engine": arguments.engine,
+        "simulation.ray_address": arguments.ray_address,
     }
     if arguments.rule in ASYNC_RULES:
         return {**settings, "run.updates": rounds}

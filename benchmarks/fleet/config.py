@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from benchmarks.data.dealing import DataPartition
 from benchmarks.models import FAMILIES
@@ -33,6 +33,9 @@ from coordinator.operate.config import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig
 from coordinator.simulate.fleet.cohorts import COHORT
+from coordinator.simulate.fleet.engines.engine import TrainingEngine
+from coordinator.simulate.fleet.engines.local import local_engine
+from coordinator.simulate.fleet.engines.ray import RayEngine
 from edge_sdk.decide.decision import Phase, Schedule
 from edge_sdk.program.settings import (
     NOT_A_KEY,
@@ -47,6 +50,8 @@ from edge_sdk.program.settings import (
 )
 from edge_sdk.program.settings.types import keys
 from edge_sdk.protocol.plan.plan import ModelPlan, Regions
+
+EngineName = Literal["processes", "ray"]
 
 DIGITS = "digits"
 DIGITS_CNN = "digits-cnn"
@@ -171,12 +176,30 @@ class SimulationTable:
     evaluate_every: Count = 1
     """Rounds from one evaluation to the next; the last round always has one."""
     processes: Count = 1
-    """Processes that train. It changes no result."""
+    """Processes that train; with `ray` and no address, those of the cluster that is started. It
+    changes no result."""
     cohort: Count = COHORT
     """Devices that a process trains at a time. It changes no result."""
+    engine: EngineName = "processes"
+    """Train on this machine, or on a Ray cluster (`ray`, an extra). It changes no result."""
+    ray_address: Annotated[str | None, Example("10.0.0.1:6379")] = None
+    """Head node of a Ray cluster that runs, or `auto` for the one of this machine; without it, one
+    is started here."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+        if self.ray_address is not None and self.engine != "ray":
+            raise ConfigError('ray_address: only with engine = "ray"')
+        if self.ray_address is not None and self.processes != 1:
+            raise ConfigError("processes: a Ray cluster that runs has its own: leave it out")
+        self.make_engine()
+
+    def make_engine(self) -> TrainingEngine:
+        """Return the engine that trains. Raises `ConfigError`."""
+        if self.engine == "ray":
+            workers = self.processes if self.ray_address is None else None
+            return RayEngine(self.ray_address, workers=workers)
+        return local_engine(self.processes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -184,8 +184,8 @@ class Study:
             dealt,
             names,
             seed=config.run.seed,
-            processes=config.simulation.processes,
             cohort=config.simulation.cohort,
+            engine=config.simulation.make_engine(),
         )
         validation, _ = self._checks(data)
         return {

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
         split_budgets,
     )
     from coordinator.simulate.fleet.cohorts import CohortTraining
+    from coordinator.simulate.fleet.engines.ray import RayEngine
     from coordinator.simulate.fleet.population import (
         DeviceKind,
         DevicePopulation,
@@ -40,6 +41,7 @@ __all__ = [
     "DevicePopulation",
     "FleetRound",
     "FleetSimulation",
+    "RayEngine",
     "SkewedDevices",
     "beta_budgets",
     "deal_out",
@@ -65,6 +67,7 @@ _HOMES = {
     "DevicePopulation": "fleet.population",
     "FleetRound": "fleet.simulation",
     "FleetSimulation": "fleet.simulation",
+    "RayEngine": "fleet.engines.ray",
     "SkewedDevices": "budgets",
     "beta_budgets": "budgets",
     "deal_out": "fleet.shared",

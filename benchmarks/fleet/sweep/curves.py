@@ -34,7 +34,14 @@ X_AXES: Mapping[XAxis, tuple[str, Callable[[SweepRow], float]]] = {
 }
 """Words for an axis, and its value in a row."""
 SEED = "run.seed"
-NOT_VARIED = ("id", SEED, "simulation.processes", "simulation.cohort")
+NOT_VARIED = (
+    "id",
+    SEED,
+    "simulation.processes",
+    "simulation.cohort",
+    "simulation.engine",
+    "simulation.ray_address",
+)
 POINTS = 200
 """Places at which seeds that were measured at different ones are compared."""
 

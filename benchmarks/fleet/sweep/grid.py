@@ -37,7 +37,12 @@ from coordinator.errors import ConfigError
 from edge_sdk.program.settings import read_toml
 from edge_sdk.program.settings.types import keys
 
-NO_RESULT = ("simulation.processes", "simulation.cohort")
+NO_RESULT = (
+    "simulation.processes",
+    "simulation.cohort",
+    "simulation.engine",
+    "simulation.ray_address",
+)
 """Settings that change no result, and so do not make another case."""
 QUICK_ROUNDS = 3
 SEED = "run.seed"

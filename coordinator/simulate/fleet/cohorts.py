@@ -1,4 +1,4 @@
-"""Real training of a simulated fleet: cohorts of devices, spread over processes.
+"""Real training of a simulated fleet: cohorts of devices, spread over an engine's processes.
 
 When the first of several assigned devices needs its movement, all of them are trained: virtual
 time decides when a movement arrives, and nothing of its content. The assigned devices are put in
@@ -11,27 +11,23 @@ weights and batched products, was measured and is slower here (docs/fleets.md).
 
 from __future__ import annotations
 
-import multiprocessing
-from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ProcessPoolExecutor
+from collections.abc import Iterator, Mapping
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING
 
 from coordinator.errors import ConfigError, CoordinatorError
-from coordinator.simulate.fleet.hands import (
-    Cohort,
-    CohortResult,
-    CohortTerms,
-    DeviceOrder,
-    Hands,
-    Tools,
-    begin,
-    work,
+from coordinator.simulate.fleet.engines.engine import (
+    PendingCohort,
+    Submit,
+    TrainingEngine,
+    TrainingKit,
 )
-from coordinator.simulate.fleet.shared import DealtData, SharedData, Trays, view_of
+from coordinator.simulate.fleet.engines.local import local_engine
+from coordinator.simulate.fleet.hands import Cohort, CohortTerms, DeviceOrder
+from coordinator.simulate.fleet.shared import DealtData, Trays, view_of
 from coordinator.simulate.fleet.training import MadeMovement
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.device.machine import Train
@@ -56,7 +52,7 @@ TRAY_BYTES = 32 * 2**20
 
 
 class CohortTraining:
-    """A `FleetTraining` on real data. Use it in a `with` block, which ends its processes."""
+    """A `FleetTraining` on real data. Use it in a `with` block, which ends its engine."""
 
     def __init__(
         self,
@@ -69,27 +65,27 @@ class CohortTraining:
         seed: int,
         processes: int = 1,
         cohort: int = COHORT,
+        engine: TrainingEngine | None = None,
     ) -> None:
         """`manifest` and `files` are those of the task's compiled graphs.
 
         `names` are the devices' places in `dealt`. `processes` 1 trains in this process; more need
-        a program whose main module can be imported (`if __name__ == "__main__":`). Equal seeds give
-        equal bits, whatever `processes` and `cohort` are. Raises `ConfigError`.
+        a program whose main module can be imported (`if __name__ == "__main__":`). An `engine`
+        trains elsewhere, such as `RayEngine`, and then `processes` is not for this. Equal seeds
+        give equal bits, whatever `processes`, `cohort` and `engine` are. Raises `ConfigError`.
         """
-        for key, value in (("processes", processes), ("cohort", cohort)):
-            if value < 1:
-                raise ConfigError(f"{key} must be at least 1, not {value}")
+        if cohort < 1:
+            raise ConfigError(f"cohort must be at least 1, not {cohort}")
         if len(names) != len(dealt.ends):
             raise ConfigError(f"data is dealt to {len(dealt.ends)} devices; there are {len(names)}")
+        if engine is not None and processes != 1:
+            raise ConfigError("processes are those of this machine; an engine has its own")
         self.cohort = cohort
         """Devices of a cohort."""
-        self.processes = processes
-        """Processes that train."""
+        self._engine = local_engine(processes) if engine is None else engine
         self._plan = plan
-        self._graphs = manifest, files
-        self._dealt = dealt
+        self._kit = TrainingKit(plan, manifest, files, dealt, seed)
         self._names = names
-        self._seed = seed
         self._made: dict[tuple[str, int], tuple[_Handed, int]] = {}
         """Per device and round, what its cohort hands over, and the device's place in it."""
         self._variates: dict[str, Variates] = {}
@@ -97,15 +93,15 @@ class CohortTraining:
         self._controls: dict[tuple[str, int], Blocks] = {}
         """Per device and round, the global variate that it trains with, until it is done."""
         self._stack = ExitStack()
-        self._submit: Callable[[Cohort], Future[CohortResult]] | None = None
+        self._submit: Submit | None = None
         self._trays: Trays | None = None
 
     def __enter__(self) -> Self:
-        """Start the processes when they are first needed."""
+        """Start the engine when it is first needed."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End the processes and give the shared memory back."""
+        """End the engine and give the shared memory back."""
         self._submit = None
         self._stack.close()
 
@@ -120,12 +116,8 @@ class CohortTraining:
         assignment, opened = work.assignment, work.opened
         handed, place = self._made.pop((assignment.device, assignment.round))
         control = self._controls.pop((assignment.device, assignment.round), None)
-        try:
+        with _explained():
             made = handed.take(place)
-        except BrokenProcessPool as error:
-            raise CoordinatorError(
-                "a process that trains has died, perhaps for want of memory: use fewer processes"
-            ) from error
         if isinstance(made, str):
             raise TrainingError(made)
         if control is not None:
@@ -173,13 +165,14 @@ class CohortTraining:
         """Give a cohort to a process, with a tray for what it makes."""
         submit, tray = self._begin(), None
         size = encoded_size(self._plan, self._plan.all_groups(), cohort.terms.up)
-        if self.processes > 1 and self.cohort * size <= TRAY_BYTES:
+        if self._engine.trays and self.cohort * size <= TRAY_BYTES:
             if self._trays is None:
                 self._trays = Trays(self.cohort * size)
                 self._stack.callback(self._trays.close)
             tray = self._trays.take()
             cohort = replace(cohort, tray=tray.name)
-        return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
+        with _explained():
+            return _Handed(submit(cohort), len(cohort.orders), tray, self._trays)
 
     def _ordered(
         self, assignment: Assignment, opened: RoundOpen, outlet: DirectOutlet
@@ -203,38 +196,21 @@ class CohortTraining:
             self._variates[device] = Variates(self._plan, ArrayStore())
         return self._variates[device].correction(round, control).values
 
-    def _begin(self) -> Callable[[Cohort], Future[CohortResult]]:
+    def _begin(self) -> Submit:
         """Return what takes a cohort, made on the first call."""
         if self._submit is None:
-            self._submit = self._alone() if self.processes == 1 else self._together()
+            self._submit = self._stack.enter_context(self._engine.started(self._kit))
         return self._submit
 
-    def _alone(self) -> Callable[[Cohort], Future[CohortResult]]:
-        from edge_sdk.train.onnx import OnnxBackend
 
-        backend = OnnxBackend(self._plan, *self._graphs)
-        hands = Hands(self._plan, backend, self._dealt, self._seed)
-
-        def done(cohort: Cohort) -> Future[CohortResult]:
-            future: Future[CohortResult] = Future()
-            future.set_result(CohortResult(hands.work(cohort)))
-            return future
-
-        return done
-
-    def _together(self) -> Callable[[Cohort], Future[CohortResult]]:
-        manifest, files = self._graphs
-        shared = SharedData(self._dealt)
-        self._stack.callback(shared.close)
-        tools = Tools(self._plan.encoded, manifest, dict(files), shared.places, self._seed)
-        pool = ProcessPoolExecutor(
-            self.processes,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=begin,
-            initargs=(tools,),
-        )
-        self._stack.callback(pool.shutdown, cancel_futures=True)
-        return lambda cohort: pool.submit(work, cohort)
+@contextmanager
+def _explained() -> Iterator[None]:
+    try:
+        yield
+    except BrokenProcessPool as error:
+        raise CoordinatorError(
+            "a process that trains has died, perhaps for want of memory: use fewer processes"
+        ) from error
 
 
 class _Handed:
@@ -242,7 +218,7 @@ class _Handed:
 
     def __init__(
         self,
-        future: Future[CohortResult],
+        future: PendingCohort,
         count: int,
         tray: SharedMemory | None,
         trays: Trays | None,

@@ -51,7 +51,7 @@ from edge_sdk.device.machine import (
     Train,
     handle,
 )
-from edge_sdk.protocol.errors import TesseraError, TrainingStopped
+from edge_sdk.protocol.errors import TrainingError, TrainingStopped
 from edge_sdk.protocol.messages.round import Movement, Outcome, Replay, RoundOpen
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
@@ -308,7 +308,7 @@ class FleetDevice:
             return Failed(f"skip: {reason}; {TrainingStopped(done)}", code)
         try:
             made = around.training.make(work)
-        except TesseraError as error:
+        except TrainingError as error:
             return Failed(f"skip: {error}")
         around.spending.trainings += 1
         keeps = self._nature.kind.policy.keeps_copy and opened.replay_within > 0

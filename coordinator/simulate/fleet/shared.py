@@ -43,6 +43,18 @@ class DealtData:
             yield Batch(tuple(x[rows] for x in self.data.inputs), self.data.targets[rows])
 
 
+def arrays_of(dealt: DealtData) -> tuple[Array, ...]:
+    """Return all arrays of dealt data, each in one piece."""
+    arrays = (*dealt.data.inputs, dealt.data.targets, dealt.rows, dealt.ends)
+    return tuple(np.ascontiguousarray(array) for array in arrays)
+
+
+def dealt_from(arrays: Sequence[Array]) -> DealtData:
+    """Return dealt data from the arrays that `arrays_of` gave."""
+    *inputs, targets, rows, ends = arrays
+    return DealtData(ArrayData(tuple(inputs), targets), rows, ends)
+
+
 def deal_out(data: ArrayData, parts: Sequence[Indices]) -> DealtData:
     """Deal samples to devices: `parts` has the numbers of each device's samples."""
     rows = np.concatenate([np.asarray(part, dtype=np.int64) for part in parts])
@@ -63,9 +75,8 @@ class SharedData:
 
     def __init__(self, dealt: DealtData) -> None:
         self._blocks: list[SharedMemory] = []
-        arrays = (*dealt.data.inputs, dealt.data.targets, dealt.rows, dealt.ends)
         try:
-            self.places = tuple(self._put(np.ascontiguousarray(array)) for array in arrays)
+            self.places = tuple(self._put(array) for array in arrays_of(dealt))
         except BaseException:
             self.close()
             raise
@@ -90,8 +101,7 @@ def map_data(places: Sequence[ArrayPlace]) -> tuple[DealtData, list[SharedMemory
         array: Any = np.ndarray(place.shape, np.dtype(place.dtype), buffer=block.buf)
         array.flags.writeable = False
         arrays.append(array)
-    *inputs, targets, rows, ends = arrays
-    return DealtData(ArrayData(tuple(inputs), targets), rows, ends), blocks
+    return dealt_from(arrays), blocks
 
 
 class Trays:

@@ -54,7 +54,11 @@ class FleetTraining(Protocol):
         """Take the model that an assignment is about; return its bytes on the wire."""
 
     def make(self, work: Train) -> MadeMovement:
-        """Return the movement of a device that finished its training. Raises `TesseraError`."""
+        """Return the movement of a device that finished its training.
+
+        Raises `TrainingError` if this device's training failed, `CoordinatorError` if nothing can
+        be trained any more.
+        """
 
     def settle(self, device: str, round: int, *, used: bool) -> None:
         """Note the verdict on a device's movement."""

@@ -73,6 +73,9 @@ def test_study_that_trains_tells_the_accuracy(tmp_path: Path) -> None:
         (["--model", "mpl"], "unknown model 'mpl'"),
         (["--rule", "fed-evg"], "there is no rule 'fed-evg'"),
         (["--devices", "7"], "its own counts"),
+        (["--ray-address", "auto"], 'only with engine = "ray"'),
+        (["--engine", "ray", "--ray-address", "ray://head:10001"], "auto or HOST:PORT"),
+        (["--engine", "ray", "--ray-address", "auto", "--processes", "2"], "has its own"),
     ],
 )
 def test_study_refuses_nonsense(

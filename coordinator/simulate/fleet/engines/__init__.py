@@ -1,0 +1,1 @@
+"""Places where cohorts are trained: this process, others, or a Ray cluster."""
