@@ -172,17 +172,17 @@ def decide(
     """Decide the device's answer to a round. The same arguments give the same answer."""
     sight = Sight() if sight is None else sight
     history = (History() if history is None else history).heard(sight.now_s)
-    skip = replace(history, skipped=history.skipped + 1)
     gate = next((gate for gate in gates(policy, sight) if not gate.open), None)
     if gate is not None:
+        skip = replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {gate.reason}", gate_code(gate), 0.0, skip)
     weighed = verdicts(policy, sight, history)
     affordable = [verdict for verdict in weighed if verdict.share > 0]
     if not affordable:
-        least = weighed[-1]
+        least, skip = weighed[-1], replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
-    trained = replace(history, skipped=0)
     if sight.warmup:
+        trained = replace(history, skipped=0)
         reason = "full model: this round everybody trains everything"
         return _with_passes(Decision(1.0, reason, "whole", 1.0, trained), policy, sight, history)
 
@@ -190,7 +190,7 @@ def decide(
     share = min(policy.participation, chosen.share)
     turn, after = _takes_part(policy, history, share, device=device, round=round, seed=seed)
     if turn:
-        after = replace(after, skipped=0)
+        after = replace(after, skipped=0) if after.skipped else after
         code, reason = _why_not_more(weighed, chosen, sight)
         reason = f"{_name(chosen.level)}: {reason}"
         return _with_passes(
@@ -274,8 +274,8 @@ def _afford(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdi
         seen = "is on battery, and what it draws is not known: set board"
         return Verdict(cost.level, 0.0, "energy", seen)
     share = allowance.share(cost.joules, history, sight.rounds_left)
-    left = allowance.left_j(history)
     if share == 0:
+        left = allowance.left_j(history)
         seen = f"needs {cost.joules:.3g} J, {left:.3g} J are left today"
     elif share < 1:
         seen = f"needs {cost.joules:.3g} J, the budget allows it in {share:.0%} of rounds"

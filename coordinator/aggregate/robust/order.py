@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coordinator.aggregate.robust.choice import THIN, Robust
-from coordinator.aggregate.robust.sums import PlacedBlocks, Term, over_shards, place_blocks, spread
+from coordinator.aggregate.robust.sums import Term, over_shards, place_blocks, spread
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
