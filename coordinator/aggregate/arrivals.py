@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.screening import Scale, Usual, scale_of
 from edge_sdk.protocol.encoding.codec import Header, decode_header, decode_payload
@@ -146,7 +148,7 @@ def _check_numbers(what: str, array: Array) -> None:
         piece = flat[start : start + PIECE]
         if not piece.flags.aligned:  # numpy copies such at full speed, but compares them slowly
             piece = piece.copy()
-        for extreme in (float(piece.min()), float(piece.max())):
+        for extreme in (float(np.minimum.reduce(piece)), float(np.maximum.reduce(piece))):
             if not math.isfinite(extreme):  # NaN is both the least and the largest
                 raise MovementRefused(f"{what} is not finite")
             largest = max(largest, abs(extreme))

@@ -45,6 +45,8 @@ MIN_COHORT = 3
 """Movements of a round that hold a block before they are compared with each other."""
 USUAL = "usual/"
 """Beginning of the names of arrays in a checkpoint that say what is usual."""
+EXPECTED = 2**20
+"""Blocks whose expected sizes are remembered within a round."""
 TABLE = 2**21
 """Most values of the table of which medians are taken at a time."""
 
@@ -75,18 +77,32 @@ class Scale:
     square: Float64
 
 
+_Expected = tuple[Float64, NDArray[np.bool_]] | None
+"""Per block of a movement, the usual mean square, and if it can be judged; None: nothing can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usual:
     """Usual movements of each level. A value: `learn` gives a new one."""
 
     levels: Mapping[float, _Seen] = field(default_factory=dict)
+    _found: dict[tuple[int, float], tuple[Indices, _Expected]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """What is expected of the movements of a round, by the blocks that they hold: few differ."""
 
     def objection(self, plan: ModelPlan, scale: Scale, limit: float) -> str | None:
         """Name the block of a movement whose RMS is above `limit` times the usual; None if none."""
-        found = _expected(self.levels, scale)
-        if found is None:
+        key = id(scale.ids), scale.level
+        known = self._found.get(key)
+        if known is None:
+            if len(self._found) * len(scale.ids) > EXPECTED:
+                self._found.clear()
+            # With the ids, so that no others get their place in memory.
+            known = self._found[key] = scale.ids, _expected(self.levels, scale)
+        if known[1] is None:
             return None
-        expected, judged = found
+        expected, judged = known[1]
         over = np.zeros(len(scale.ids))
         np.divide(scale.square, expected, out=over, where=judged)
         worst = int(np.argmax(over))
@@ -119,9 +135,7 @@ class Usual:
         return Usual(levels)
 
 
-def _expected(
-    levels: Mapping[float, _Seen], scale: Scale
-) -> tuple[Float64, NDArray[np.bool_]] | None:
+def _expected(levels: Mapping[float, _Seen], scale: Scale) -> _Expected:
     """Find the usual mean square of the movement's blocks, and which of them can be judged."""
     for key in sorted(levels, key=lambda level: (abs(level - scale.level), level)):
         seen = levels[key]
@@ -265,13 +279,14 @@ def block_squares(
 ) -> Float64:
     """Sum the squared values of each block; blocks lie one behind the other."""
     ends = np.cumsum(sizes)
+    if len(values) <= piece:
+        return np.add.reduceat(np.square(values, dtype=np.float64), ends - sizes)
     result = np.zeros(len(sizes))
     first = 0
     while first < len(sizes):  # in pieces: a float64 copy of a model is large
         start = int(ends[first] - sizes[first])
         behind = max(first + 1, int(np.searchsorted(ends, start + piece, side="right")))
-        with np.errstate(over="ignore"):
-            squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
+        squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
         starts = ends[first:behind] - sizes[first:behind] - start
         result[first:behind] = np.add.reduceat(squares, starts)
         first = behind

@@ -176,13 +176,13 @@ def decide(
     if gate is not None:
         skip = replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {gate.reason}", gate_code(gate), 0.0, skip)
-    weighed = verdicts(policy, sight, history)
+    weighed = verdicts(policy, sight, history, until_it_fits=True)
     affordable = [verdict for verdict in weighed if verdict.share > 0]
     if not affordable:
         least, skip = weighed[-1], replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
+    trained = replace(history, skipped=0)
     if sight.warmup:
-        trained = replace(history, skipped=0)
         reason = "full model: this round everybody trains everything"
         return _with_passes(Decision(1.0, reason, "whole", 1.0, trained), policy, sight, history)
 
@@ -197,7 +197,8 @@ def decide(
             Decision(chosen.level, reason, code, share, after), policy, sight, history
         )
     if policy.max_gap is not None and history.skipped + 1 >= policy.max_gap:
-        least = affordable[-1]
+        every = verdicts(policy, sight, history)
+        least = [verdict for verdict in every if verdict.share > 0][-1]
         reason = f"{_name(least.level)}: the last {history.skipped} rounds were skipped"
         after = replace(after, skipped=0)
         return _with_passes(
@@ -221,8 +222,10 @@ def gates(policy: Policy, sight: Sight) -> list[Gate]:
     return check_gates(policy.limits, sight.snapshot, sight.minute)
 
 
-def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
-    """Assess every offered level, largest first."""
+def verdicts(
+    policy: Policy, sight: Sight, history: History, *, until_it_fits: bool = False
+) -> list[Verdict]:
+    """Assess every offered level, largest first; or only until one fits every round."""
     levels = policy.offered_levels()
     if sight.whole or sight.warmup:
         if policy.level < 1 and not sight.warmup:
@@ -233,7 +236,12 @@ def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     if not sight.costs:
         return [Verdict(level, 1.0, "owner", "is not weighed") for level in levels[:1]]
     known = {cost.level: cost for cost in sight.costs}
-    return [_weigh(policy, sight, history, known[level]) for level in levels]
+    found = []
+    for level in levels:
+        found.append(_weigh(policy, sight, history, known[level]))
+        if until_it_fits and found[-1].share == 1:
+            break
+    return found
 
 
 def forward_objection(policy: Policy, sight: Sight, history: History, cost: Cost) -> str | None:

@@ -48,6 +48,7 @@ from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
 
 MAGIC = "tessera-blocks"
+FLOAT32: np.dtype[Any] = np.dtype("<f4")
 VERSION = 1
 ALIGNMENT = 16
 MOST_HEADERS = 1024
@@ -81,7 +82,7 @@ class PartSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of all its numbers."""
-        return self.dtype.itemsize * int(self.counts.sum())
+        return self.dtype.itemsize * int(np.add.reduce(self.counts))
 
 
 def encode_blocks(
@@ -166,10 +167,10 @@ def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
 
 def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
     """Describe the parts of a payload of blocks of these sizes."""
+    if encoding.kind == "fp32":
+        return (PartSpec(FLOAT32, sizes),)
     one = np.ones(len(sizes), dtype=np.int64)
     match encoding.kind:
-        case "fp32":
-            parts = [("<f4", sizes)]
         case "fp16":
             parts = [("<f2", sizes), ("i1", one)]
         case "int8":

@@ -140,7 +140,8 @@ def unpack(flat: Array, spans: Sequence[Span]) -> Array:
 
 def _view(array: Array, shape: tuple[int, ...], where: _Where) -> Array:
     """Return the part of a contiguous array that begins and steps as told."""
-    return np.ndarray(shape, array.dtype, array, where.offset, where.strides)
+    view: Array = np.ndarray(shape, array.dtype, array, where.offset, where.strides)
+    return view
 
 
 class _Run(NamedTuple):
