@@ -9,6 +9,7 @@ from benchmarks.aggregate import command as aggregate
 from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
+from benchmarks.fleet.peers import command as peers
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
@@ -40,6 +41,7 @@ COMMANDS = (
     wire,
     load,
     fleet,
+    peers,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 

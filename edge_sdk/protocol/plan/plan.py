@@ -506,6 +506,8 @@ class ModelPlan:
 
     def check_statistics(self, arrays: Mapping[str, Array], groups: Groups) -> None:
         """Raise `TensorError` unless these are the statistics, and only they, of the submodel."""
+        if not self.buffers and not arrays:
+            return
         shapes = self._shaped(self.choose(groups)).buffer_shapes
         pairs = [
             (buffer, shape)
