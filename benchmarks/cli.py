@@ -9,6 +9,7 @@ from benchmarks.aggregate import command as aggregate
 from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
+from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
 from benchmarks.network.load import command as load
@@ -46,6 +47,7 @@ COMMANDS = (
     fleet,
     sweep,
     plot,
+    peers,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 

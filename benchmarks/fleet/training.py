@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
-from statistics import fmean, median
+from statistics import median
 
 import numpy as np
 import psutil
@@ -65,6 +65,8 @@ class TrainingConfig:
     processes: int = 2
     cohort: int = COHORT
     turns: int = 10
+    overhead_turns: int = 5
+    """Turns in which the overhead is measured."""
     bare_share: float = 0.2
     """Share of a round's steps that the bare loop takes in its turn."""
 
@@ -123,19 +125,21 @@ def training_figures(rows: list[TrainingRow]) -> list[Figure]:
     return found
 
 
-class _Job:
+class TrainingJob:
     """One model, its data and its devices."""
 
-    def __init__(self, name: str, config: TrainingConfig) -> None:
+    def __init__(self, name: str, config: TrainingConfig, data: ArrayData | None = None) -> None:
+        """`data` None: samples are drawn."""
         make, shape, classes = MODELS[name]
         torch.manual_seed(0)
         self.module, self.config = make(), config
         self.task = make_task(self.module, torch.zeros(2, *shape), groups=4)
         self.graphs = compile_graphs(self.task)
-        random = stream(0, "fleet", name)
         count = config.devices * config.samples
-        inputs = random.standard_normal((count, *shape), dtype=np.float32)
-        data = ArrayData((inputs,), random.integers(0, classes, count))
+        if data is None:
+            random = stream(0, "fleet", name)
+            inputs = random.standard_normal((count, *shape), dtype=np.float32)
+            data = ArrayData((inputs,), random.integers(0, classes, count))
         parts = np.array_split(np.arange(count), config.devices)
         self.dealt: DealtData = deal_out(data, parts)
         self.population = DevicePopulation(
@@ -199,14 +203,12 @@ class _Job:
             yield devices * config.steps
 
     def overhead_ms(self) -> float:
-        """Return the CPU time of a device-round in one process, less that of the backend alone."""
+        """Return the CPU time of a device-round in one process, less that of the backend alone.
+
+        Both take turns, and the difference is the median over them.
+        """
         config, plan, task = self.config, self.task.plan, self.task
         backend = OnnxBackend(plan, self.graphs.manifest, self.graphs.files)
-        rounds = self.rounds(1, 3)
-        next(rounds)
-        started = time.process_time()
-        next(rounds)
-        ours = (time.process_time() - started) / config.participants
         job = Job(
             groups=plan.full_groups(),
             weights=task.weights,
@@ -215,19 +217,29 @@ class _Job:
             mask_stream=stream(0, "dropout"),
         )
         devices = max(1, round(config.participants * config.bare_share))
-        times = []
-        for device in range(devices):
-            random = stream(0, "batches", device)
+
+        def alone() -> float:
             started = time.process_time()
-            backend.train(job, self.dealt.batches(device, config.steps, config.batch, random))
-            times.append(time.process_time() - started)
+            for device in range(devices):
+                random = stream(0, "batches", device)
+                backend.train(job, self.dealt.batches(device, config.steps, config.batch, random))
+            return (time.process_time() - started) / devices
+
+        rounds, found = self.rounds(1, 2 + config.overhead_turns), []
+        next(rounds)
+        alone()
+        for _ in range(config.overhead_turns):
+            started = time.process_time()
+            next(rounds)
+            ours = (time.process_time() - started) / config.participants
+            found.append(1e3 * (ours - alone()))
         rounds.close()
-        return 1e3 * (ours - fmean(times))
+        return median(found)
 
 
 def _measure(name: str, config: TrainingConfig, begin: Begin) -> TrainingRow:
     tick = begin(f"training {name}")
-    job = _Job(name, config)
+    job = TrainingJob(name, config)
     overhead_ms = job.overhead_ms()
     tick()
     rounds, bare = job.rounds(config.processes, config.turns), job.bare()

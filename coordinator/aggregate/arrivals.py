@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 
+import numpy as np
+
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
 from coordinator.aggregate.screening import Scale, Usual, scale_of
 from edge_sdk.protocol.encoding.codec import Header, decode_header, decode_payload
@@ -99,9 +101,9 @@ def check_arrival(
         came = header.encoding
         if came != encoding and replace(came, zstd=came.zstd or encoding.zstd) != encoding:
             raise MovementRefused(f"it is encoded as {came}; this task asks for {encoding}")
-        if plan.choose(header.groups) != plan.choose(expected.groups):
+        if (chosen := plan.choose(header.groups)) != plan.choose(expected.groups):
             raise MovementRefused("it holds other groups than were assigned")
-        ids = plan.block_ids(plan.choose(header.groups))
+        ids, sizes = plan.held(chosen).ids, plan.held(chosen).sizes
         blocks = Blocks(ids, _decode(plan, ids, header, movement))
         plan.check_statistics(movement.statistics, header.groups)
     except ProtocolError as error:
@@ -112,7 +114,7 @@ def check_arrival(
         if name.endswith(VARIANCE) and (array < 0).any():
             raise MovementRefused(f"statistic {name!r} is a variance below 0")
     scale = scale_of(plan, blocks, level=expected.level, learning_rate=learning_rate)
-    length = learning_rate * math.sqrt(float(scale.square @ plan.block_sizes[ids]))
+    length = learning_rate * math.sqrt(float(scale.square @ sizes))
     if expected.limit is not None and not length <= expected.limit:
         raise MovementRefused(
             f"it is {length:.4g} long, and training by this round's rule moves weights by at most "
@@ -146,7 +148,7 @@ def _check_numbers(what: str, array: Array) -> None:
         piece = flat[start : start + PIECE]
         if not piece.flags.aligned:  # numpy copies such at full speed, but compares them slowly
             piece = piece.copy()
-        for extreme in (float(piece.min()), float(piece.max())):
+        for extreme in (float(np.minimum.reduce(piece)), float(np.maximum.reduce(piece))):
             if not math.isfinite(extreme):  # NaN is both the least and the largest
                 raise MovementRefused(f"{what} is not finite")
             largest = max(largest, abs(extreme))

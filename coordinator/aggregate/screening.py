@@ -17,9 +17,9 @@ hardly move is judged by the RMS over all blocks, or a device with rare data wou
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +29,7 @@ from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
 Float64 = NDArray[np.float64]
+K = TypeVar("K")
 
 MIN_SEEN = 5
 """Movements of a level that held a block before its RMS is judged."""
@@ -44,6 +45,8 @@ MIN_COHORT = 3
 """Movements of a round that hold a block before they are compared with each other."""
 USUAL = "usual/"
 """Beginning of the names of arrays in a checkpoint that say what is usual."""
+EXPECTED = 2**20
+"""Blocks whose expected sizes are remembered within a round."""
 TABLE = 2**21
 """Most values of the table of which medians are taken at a time."""
 
@@ -54,6 +57,13 @@ class _Seen:
 
     square: Float64
     times: NDArray[np.int64]
+
+    @classmethod
+    def like(cls, seen: _Seen | None, blocks: int) -> _Seen:
+        """Return a copy; None: of a level that was never seen."""
+        if seen is None:
+            return cls(np.zeros(blocks), np.zeros(blocks, dtype=np.int64))
+        return cls(seen.square.copy(), seen.times.copy())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,18 +77,32 @@ class Scale:
     square: Float64
 
 
+_Expected = tuple[Float64, NDArray[np.bool_]] | None
+"""Per block of a movement, the usual mean square, and if it can be judged; None: nothing can."""
+
+
 @dataclass(frozen=True, slots=True)
 class Usual:
     """Usual movements of each level. A value: `learn` gives a new one."""
 
     levels: Mapping[float, _Seen] = field(default_factory=dict)
+    _found: dict[tuple[int, float], tuple[Indices, _Expected]] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+    """What is expected of the movements of a round, by the blocks that they hold: few differ."""
 
     def objection(self, plan: ModelPlan, scale: Scale, limit: float) -> str | None:
         """Name the block of a movement whose RMS is above `limit` times the usual; None if none."""
-        found = self._expected(scale)
-        if found is None:
+        key = id(scale.ids), scale.level
+        known = self._found.get(key)
+        if known is None:
+            if len(self._found) * len(scale.ids) > EXPECTED:
+                self._found.clear()
+            # With the ids, so that no others get their place in memory.
+            known = self._found[key] = scale.ids, _expected(self.levels, scale)
+        if known[1] is None:
             return None
-        expected, judged = found
+        expected, judged = known[1]
         over = np.zeros(len(scale.ids))
         np.divide(scale.square, expected, out=over, where=judged)
         worst = int(np.argmax(over))
@@ -91,34 +115,40 @@ class Usual:
             f"level {scale.level:.0%} usually sends; the limit is {limit:g}"
         )
 
-    def _expected(self, scale: Scale) -> tuple[Float64, NDArray[np.bool_]] | None:
-        """Find the usual mean square of the movement's blocks, and which of them can be judged."""
-        for key in sorted(self.levels, key=lambda level: (abs(level - scale.level), level)):
-            seen = self.levels[key]
-            usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
-            if known.any():
-                expected = np.maximum(usual, FLOOR**2 * float(usual[known].mean()))
-                return expected, known & (expected > 0)
-        return None
+    def learn(self, *scales: Scale) -> Usual:
+        """Return the usual movements once these were accepted, one after the other."""
+        levels, own = dict(self.levels), set[float]()
+        for scale in scales:
+            key, ids = _key(scale.level), scale.ids
+            if key not in own:
+                own.add(key)
+                levels[key] = _Seen.like(levels.get(key), scale.blocks)
+            seen, learned = levels[key], scale.square
+            found = _expected(levels, scale)
+            if found is not None:
+                expected, judged = found
+                learned = np.where(judged, np.minimum(learned, LEARNED**2 * expected), learned)
+            times = seen.times[ids] + 1
+            seen.times[ids] = times
+            square = seen.square[ids]
+            seen.square[ids] = square + np.maximum(1 / times, MEMORY) * (learned - square)
+        return Usual(levels)
 
-    def learn(self, scale: Scale) -> Usual:
-        """Return the usual movements once this one was accepted."""
-        key, ids = _key(scale.level), scale.ids
-        seen = self.levels.get(key)
-        if seen is None:
-            blocks = scale.blocks
-            square, times = np.zeros(blocks), np.zeros(blocks, dtype=np.int64)
-        else:
-            square, times = seen.square.copy(), seen.times.copy()
-        found = self._expected(scale)
-        learned = scale.square
-        if found is not None:
-            expected, judged = found
-            learned = np.where(judged, np.minimum(learned, LEARNED**2 * expected), learned)
-        times[ids] += 1
-        share = np.maximum(1 / times[ids], MEMORY)
-        square[ids] += share * (learned - square[ids])
-        return Usual({**self.levels, key: _Seen(square, times)})
+
+def _expected(levels: Mapping[float, _Seen], scale: Scale) -> _Expected:
+    """Find the usual mean square of the movement's blocks, and which of them can be judged."""
+    for key in sorted(levels, key=lambda level: (abs(level - scale.level), level)):
+        seen = levels[key]
+        usual, known = seen.square[scale.ids], seen.times[scale.ids] >= MIN_SEEN
+        if known.any():
+            expected = np.maximum(usual, FLOOR**2 * _mean(usual[known]))
+            return expected, known & (expected > 0)
+    return None
+
+
+def _mean(values: Float64) -> float:
+    """Return the mean; several times as fast as numpy's for the few blocks of a small model."""
+    return float(np.add.reduce(values)) / len(values)
 
 
 def pack_usual(usual: Usual) -> dict[str, NDArray[Any]]:
@@ -155,40 +185,61 @@ def cohort_objections(
         levels.setdefault(_key(scale.level), []).append(scale)
     over_all = _medians(plan.block_count, list(cohort.values()))
     tensors = plan.block_tensors
-    of_tensor = _medians(len(plan.tensors), [_by_tensor(tensors, each) for each in cohort.values()])
+    of_tensor = _medians(len(plan.tensors), _by_tensor(plan, list(cohort.values())))
     over_all = np.where(np.isnan(over_all), of_tensor[tensors], over_all)
     of_level = {
         level: _medians(plan.block_count, scales) if len(levels) > 1 else over_all
         for level, scales in levels.items()
     }
+    judged = {**others, **cohort}
     found: dict[str, str] = {}
-    for name, scale in {**others, **cohort}.items():
-        own = of_level.get(_key(scale.level), over_all)[scale.ids]
-        usual = np.where(np.isnan(own), over_all[scale.ids], own)
+    for alike in _alike(judged, lambda name: _key(judged[name].level)):
+        first = judged[alike[0]]
+        own = of_level.get(_key(first.level), over_all)[first.ids]
+        usual = np.where(np.isnan(own), over_all[first.ids], own)
         known = np.isfinite(usual)
         if not known.any():
             continue
         # Of a few devices, most may leave a block alone: it may move as much as the others do.
-        expected = np.maximum(usual, float(usual[known].mean()))
-        over = np.zeros(len(scale.ids))
-        np.divide(scale.square, expected, out=over, where=known & (expected > 0))
-        worst = int(np.argmax(over))
-        if over[worst] > limit**2:
-            block = int(scale.ids[worst])
-            tensor = plan.tensors[int(plan.block_tensors[block])].name
-            found[name] = (
-                f"block {block} of {tensor!r} moves by {math.sqrt(over[worst]):.3g} times the "
-                f"median RMS of this round's {len(cohort)} movements; the limit is {limit:g}"
-            )
+        expected = np.maximum(usual, _mean(usual[known]))
+        judges, rows = known & (expected > 0), max(1, TABLE // len(first.ids))
+        for start in range(0, len(alike), rows):
+            names = alike[start : start + rows]
+            over = np.zeros((len(names), len(first.ids)))
+            squares = np.stack([judged[name].square for name in names])
+            np.divide(squares, expected, out=over, where=judges)
+            for row in np.flatnonzero(over.max(axis=1) > limit**2).tolist():
+                worst = int(np.argmax(over[row]))
+                block = int(first.ids[worst])
+                tensor = plan.tensors[int(tensors[block])].name
+                found[names[row]] = (
+                    f"block {block} of {tensor!r} moves by {math.sqrt(over[row, worst]):.3g} times "
+                    f"the median RMS of this round's {len(cohort)} movements; the limit is "
+                    f"{limit:g}"
+                )
     return found
 
 
-def _by_tensor(tensors: Indices, scale: Scale) -> Scale:
-    """Return the size of a movement with a mean for every tensor in place of its blocks."""
-    held = tensors[scale.ids]
-    ids, at = np.unique(held, return_inverse=True)
-    means = np.bincount(at, scale.square) / np.bincount(at)
-    return Scale(scale.level, int(tensors.max()) + 1, ids, means)
+def _alike(
+    scales: Mapping[K, Scale], kind: Callable[[K], object] = lambda _: None
+) -> list[list[K]]:
+    """Put those together that hold the same blocks, as those of equal submodels do."""
+    found: dict[tuple[int, object], list[K]] = {}
+    for name, scale in scales.items():
+        found.setdefault((id(scale.ids), kind(name)), []).append(name)
+    return list(found.values())
+
+
+def _by_tensor(plan: ModelPlan, scales: Sequence[Scale]) -> list[Scale]:
+    """Return the sizes of movements with a mean for every tensor in place of its blocks."""
+    found = []
+    for alike in _alike(dict(enumerate(scales))):
+        ids, at = np.unique(plan.block_tensors[scales[alike[0]].ids], return_inverse=True)
+        counts = np.bincount(at)
+        for number in alike:
+            means = np.bincount(at, scales[number].square) / counts
+            found.append(Scale(scales[number].level, len(plan.tensors), ids, means))
+    return found
 
 
 def _medians(blocks: int, scales: Sequence[Scale]) -> Float64:
@@ -197,15 +248,19 @@ def _medians(blocks: int, scales: Sequence[Scale]) -> Float64:
     if len(scales) < MIN_COHORT:
         return medians
     width = max(1, TABLE // len(scales))
+    groups = [[scales[number] for number in alike] for alike in _alike(dict(enumerate(scales)))]
     for start in range(0, blocks, width):
         stop = min(start + width, blocks)
         table = np.full((len(scales), stop - start), np.inf)
         held = np.zeros(stop - start, dtype=np.int64)
-        for row, scale in zip(table, scales, strict=True):
-            first, last = np.searchsorted(scale.ids, (start, stop))
-            at = scale.ids[first:last] - start
-            row[at] = scale.square[first:last]
-            held[at] += 1
+        row = 0
+        for alike in groups:
+            ids = alike[0].ids
+            first, last = np.searchsorted(ids, (start, stop))
+            at = ids[first:last] - start
+            table[row : row + len(alike), at] = [each.square[first:last] for each in alike]
+            held[at] += len(alike)
+            row += len(alike)
         table.sort(axis=0)
         middle = np.take_along_axis(table, np.maximum(held - 1, 0)[None] // 2, axis=0)[0]
         medians[start:stop] = np.where(held >= MIN_COHORT, middle, np.nan)
@@ -224,13 +279,14 @@ def block_squares(
 ) -> Float64:
     """Sum the squared values of each block; blocks lie one behind the other."""
     ends = np.cumsum(sizes)
+    if len(values) <= piece:
+        return np.add.reduceat(np.square(values, dtype=np.float64), ends - sizes)
     result = np.zeros(len(sizes))
     first = 0
     while first < len(sizes):  # in pieces: a float64 copy of a model is large
         start = int(ends[first] - sizes[first])
         behind = max(first + 1, int(np.searchsorted(ends, start + piece, side="right")))
-        with np.errstate(over="ignore"):
-            squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
+        squares = np.square(values[start : int(ends[behind - 1])], dtype=np.float64)
         starts = ends[first:behind] - sizes[first:behind] - start
         result[first:behind] = np.add.reduceat(squares, starts)
         first = behind

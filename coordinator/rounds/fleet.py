@@ -149,10 +149,7 @@ class FleetRecord:
 
     def learned(self, scales: Mapping[str, Scale]) -> FleetRecord:
         """Return the record once these movements counted, whatever their order."""
-        usual = self.usual
-        for name in sorted(scales):
-            usual = usual.learn(scales[name])
-        return replace(self, usual=usual)
+        return replace(self, usual=self.usual.learn(*(scales[name] for name in sorted(scales))))
 
     def measured(self, plan: ModelPlan, scales: Mapping[str, Scale]) -> FleetRecord:
         """Return the record after a round that measured, whatever the order of its movements.

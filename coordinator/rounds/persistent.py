@@ -63,19 +63,25 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
             raise KeyError(key)
         return value
 
+    # Most reads are of the newest version, which has a dict of its own.
+
     def get(self, key: K, default: Any = None) -> Any:
         """Return the value of a key, or the default."""
+        if self._items is not None:
+            return self._items.get(key, default)
         value = self._find(key)
         return default if value is _ABSENT else value
 
     def __contains__(self, key: object) -> bool:
+        if self._items is not None:
+            return key in self._items
         return self._find(key) is not _ABSENT
 
     def __iter__(self) -> Iterator[K]:
         return iter(self._whole())
 
     def __len__(self) -> int:
-        return len(self._whole())
+        return len(self._whole() if self._items is None else self._items)
 
     def __eq__(self, other: object) -> bool:
         return self is other or Mapping.__eq__(self, other)

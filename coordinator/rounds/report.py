@@ -292,7 +292,7 @@ def device_round(
         level=bid.level,
         reason=bid.reason,
         loss=arrival.movement.loss,
-        parameters=int(plan.block_sizes[arrival.contribution.blocks.ids].sum()),
+        parameters=plan.held(plan.choose(arrival.groups)).parameters,
         bytes_down=bytes_down,
         bytes_up=arrival.size_bytes,
         train_s=arrival.movement.train_s,

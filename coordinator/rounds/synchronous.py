@@ -185,8 +185,9 @@ def handle(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
     state, effects = _react(config, state, event, now)
     if state.phase is not RoundPhase.TRAINING:
         return state, effects
-    if not _is_complete(config, state):
-        return _mind_rest(config, state, now), effects
+    wanted, here = _progress(config, state)
+    if not _is_enough(config, state, wanted, here):
+        return _mind_rest(config, state, wanted, here, now), effects
     state, closing = _close(config, state)
     return state, [*effects, *closing]
 
@@ -512,25 +513,39 @@ def _spare(state: RoundsState, assigned: Iterable[str]) -> frozenset[str]:
     return spare if len(spare) < len(names) else frozenset()
 
 
-def _is_complete(config: RoundsConfig, state: RoundsState, share: float | None = None) -> bool:
-    """True if enough movements are here; `share` is the quorum, that of the settings if None."""
-    spare = state.spare
-    wanted = len(state.assigned) - sum(name in state.assigned for name in spare)
+def _progress(config: RoundsConfig, state: RoundsState) -> tuple[int, int]:
+    """Return the number of movements that are wanted, and of those that are here."""
+    wanted, here = len(state.assigned), len(state.kept)
+    if state.spare:
+        wanted -= sum(name in state.assigned for name in state.spare)
+        here -= sum(name in state.kept for name in state.spare)
     if config.participants is not None and not config.warms_up(state.round):
         wanted = min(wanted, config.participants)
+    return wanted, here
+
+
+def _is_enough(
+    config: RoundsConfig, state: RoundsState, wanted: int, here: int, share: float | None = None
+) -> bool:
+    """True if enough movements are here; `share` is the quorum, that of the settings if None."""
     share = (config.quorum or 1.0) if share is None else share
-    here = len(state.kept) - sum(name in state.kept for name in spare)
     return here >= math.ceil(share * wanted - ROUNDING) and not state.replaying
 
 
-def _mind_rest(config: RoundsConfig, state: RoundsState, now: float) -> RoundsState:
+def _mind_rest(
+    config: RoundsConfig, state: RoundsState, wanted: int, here: int, now: float
+) -> RoundsState:
     """Shorten the deadline if only devices that left, or the last few of many, are awaited."""
     if state.train_by is None:
         return state
     away_by, rest_by = None, state.rest_by
     if state.away and _owed_by_absent(state):
         away_by = now + config.away_s if state.away_by is None else state.away_by
-    if config.quorum is None and rest_by is None and _is_complete(config, state, NEARLY):
+    if (
+        config.quorum is None
+        and rest_by is None
+        and _is_enough(config, state, wanted, here, NEARLY)
+    ):
         began = state.train_by - config.train_deadline_s
         rest_by = now + max(0.0, now - began)
     deadline = min(each for each in (state.train_by, away_by, rest_by) if each is not None)
@@ -597,7 +612,8 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         state.train_by,
     )
     # An incomplete round closes at a deadline, also in a process that was started since.
-    owed = () if _is_complete(config, state) else chain(state.assigned, state.replaying)
+    complete = _is_enough(config, state, *_progress(config, state))
+    owed = () if complete else chain(state.assigned, state.replaying)
     standings = closed(
         state.fleet.standings,
         state.round,

@@ -215,7 +215,7 @@ class Parts:
         """True if the receipt that an event produced was not given before."""
         if receipt.outcome in (Outcome.LATE, Outcome.REJECTED):
             return not (isinstance(event, Offer) and self.store.knows(event))
-        return isinstance(event, events.Kept | Committed)
+        return isinstance(event, (events.Kept, Committed))
 
     def describe(self, report: RoundReport) -> Mapping[str, Any] | None:
         """Return a report's line of history, with the evaluations and outcomes since the last."""

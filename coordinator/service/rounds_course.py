@@ -19,6 +19,7 @@ from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.report import RoundReport, level_reports
 from coordinator.rounds.reputation import declines, quarantined
+from coordinator.rounds.survey import SurveyEvent
 from coordinator.rounds.synchronous import OpenRound, RoundPhase, RoundsConfig, RoundsState
 from coordinator.run.errors import RunError
 from coordinator.run.folder import Checkpoint
@@ -427,11 +428,11 @@ class RoundsCourse:
 
     def _surveyed(self, event: SurveyFinding | rounds.Event, now: float) -> None:
         """Pass an event on to the survey, whose result completes the commit."""
-        if isinstance(event, SurveyFinding | events.Joined) and declines(
+        if isinstance(event, (SurveyFinding, events.Joined)) and declines(
             self._state.fleet.standings, event.device
         ):
             return
-        if isinstance(event, SurveyFinding | events.Joined | events.Left | events.Tick):
+        if isinstance(event, SurveyEvent):
             scores = self._surveying.handle(event, now)
             if scores is not None and self._closed is not None:
                 closed, self._closed = self._closed, None

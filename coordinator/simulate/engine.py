@@ -11,11 +11,11 @@ state machine, so stragglers, deadlines, quorum and fragments behave as they do 
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from functools import partial
 from math import inf
 from typing import Protocol
 
@@ -146,6 +146,9 @@ class VirtualRun:
         with ExitStack() as stack:
             self.course = course = self._start(self.now_s)
             stack.callback(course.kill)
+            # Objects that are there already live on; looking for garbage among them takes time.
+            gc.freeze()
+            stack.callback(gc.unfreeze)
             if self._threads > 1:
                 self._pool = stack.enter_context(ThreadPoolExecutor(self._threads))
             for device in self._devices.values():
@@ -236,15 +239,13 @@ class VirtualRun:
 
     def _deliver(self, course: Course, batch: list[Happening[Told | Sent]]) -> None:
         """Let devices process messages, in parallel if there are several threads."""
-        work: list[tuple[VirtualDevice, Callable[[], list[Sent]]]] = []
+        work: list[tuple[VirtualDevice, Told, float]] = []
         for each in batch:
             time_s, name, message = each.time_s, each.to, each.message
             device = self._present.get(name)
             if device is None and isinstance(message, Assignment):
                 self._outlet.lost(message)
-            if device is None or not isinstance(
-                message, RoundOpen | Assignment | Receipt | RoundClosed | Survey
-            ):
+            if device is None or not isinstance(message, Told):
                 continue  # messages to an absent device are lost
             if isinstance(message, Survey) and not course.surveying.asks(message):
                 continue  # a newer message overtakes it
@@ -252,11 +253,14 @@ class VirtualRun:
                 self._timeline.add(device.busy_until_s, name, message)
                 continue
             device.wake()  # in this thread: apps cannot be made in several threads at once
-            work.append((device, partial(device.receive, message, time_s)))
+            work.append((device, message, time_s))
         if self._pool is None:
-            sent = [(device, do()) for device, do in work]
+            sent = [(device, device.receive(message, at)) for device, message, at in work]
         else:
-            futures = [(device, self._pool.submit(do)) for device, do in work]
+            futures = [
+                (device, self._pool.submit(device.receive, message, at))
+                for device, message, at in work
+            ]
             sent = [(device, future.result()) for device, future in futures]
         for device, messages in sorted(sent, key=lambda each: each[0].number):
             self._send(device, messages)

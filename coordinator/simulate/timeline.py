@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from heapq import heappop, heappush
 from itertools import count
 from math import inf
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 M = TypeVar("M")
 
 
-@dataclass(frozen=True, slots=True)
-class Happening(Generic[M]):
+class Happening(NamedTuple, Generic[M]):
     """A message that reaches an endpoint at a given time."""
 
     time_s: float

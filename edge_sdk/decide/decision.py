@@ -177,14 +177,14 @@ def decide(
     """Decide the device's answer to a round. The same arguments give the same answer."""
     sight = Sight() if sight is None else sight
     history = (History() if history is None else history).heard(sight.now_s)
-    skip = replace(history, skipped=history.skipped + 1)
     gate = next((gate for gate in gates(policy, sight) if not gate.open), None)
     if gate is not None:
+        skip = replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {gate.reason}", gate_code(gate), 0.0, skip)
-    weighed = verdicts(policy, sight, history)
+    weighed = verdicts(policy, sight, history, until_it_fits=True)
     affordable = [verdict for verdict in weighed if verdict.share > 0]
     if not affordable:
-        least = weighed[-1]
+        least, skip = weighed[-1], replace(history, skipped=history.skipped + 1)
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
     trained = replace(history, skipped=0)
     if sight.warmup and affordable[0].level == 1:
@@ -195,14 +195,15 @@ def decide(
     share = min(policy.participation, chosen.share)
     turn, after = _takes_part(policy, history, share, device=device, round=round, seed=seed)
     if turn:
-        after = replace(after, skipped=0)
+        after = replace(after, skipped=0) if after.skipped else after
         code, reason = _why_not_more(weighed, chosen, sight)
         reason = f"{_name(chosen.level)}: {reason}"
         return _with_passes(
             Decision(chosen.level, reason, code, share, after), policy, sight, history
         )
     if policy.max_gap is not None and history.skipped + 1 >= policy.max_gap:
-        least = affordable[-1]
+        every = verdicts(policy, sight, history)
+        least = [verdict for verdict in every if verdict.share > 0][-1]
         reason = f"{_name(least.level)}: the last {history.skipped} rounds were skipped"
         after = replace(after, skipped=0)
         return _with_passes(
@@ -226,8 +227,10 @@ def gates(policy: Policy, sight: Sight) -> list[Gate]:
     return check_gates(policy.limits, sight.snapshot, sight.minute)
 
 
-def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
-    """Assess every offered level, largest first."""
+def verdicts(
+    policy: Policy, sight: Sight, history: History, *, until_it_fits: bool = False
+) -> list[Verdict]:
+    """Assess every offered level, largest first; or only until one fits every round."""
     levels = policy.offered_levels()
     if sight.whole:
         if policy.level < 1 and not sight.warmup:
@@ -240,7 +243,12 @@ def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     if not sight.costs:
         return [Verdict(level, 1.0, "owner", "is not weighed") for level in levels[:1]]
     known = {cost.level: cost for cost in sight.costs}
-    return [_weigh(policy, sight, history, known[level]) for level in levels]
+    found = []
+    for level in levels:
+        found.append(_weigh(policy, sight, history, known[level]))
+        if until_it_fits and found[-1].share == 1:
+            break
+    return found
 
 
 def forward_objection(policy: Policy, sight: Sight, history: History, cost: Cost) -> str | None:
@@ -281,8 +289,8 @@ def _afford(policy: Policy, sight: Sight, history: History, cost: Cost) -> Verdi
         seen = "is on battery, and what it draws is not known: set board"
         return Verdict(cost.level, 0.0, "energy", seen)
     share = allowance.share(cost.joules, history, sight.rounds_left)
-    left = allowance.left_j(history)
     if share == 0:
+        left = allowance.left_j(history)
         seen = f"needs {cost.joules:.3g} J, {left:.3g} J are left today"
     elif share < 1:
         seen = f"needs {cost.joules:.3g} J, the budget allows it in {share:.0%} of rounds"

@@ -104,6 +104,11 @@ class Gate:
     """Observation and threshold, such as `battery 24 % < 30 % and not charging`."""
 
 
+NOT_METERED = Gate("network", True, "the network is not metered")
+NO_PRESSURE = Gate("memory", True, "memory pressure not known")
+NO_QUIET_HOURS = Gate("hours", True, "no quiet hours")
+
+
 def check_gates(limits: Limits, snapshot: Snapshot, minute: int) -> list[Gate]:
     """Check all gates, in the order in which they are reported. `minute`: of the local day."""
     return [
@@ -179,7 +184,7 @@ def _network(limits: Limits, snapshot: Snapshot) -> Gate:
     if metered is None:
         return Gate("network", True, "not known whether the network is metered")
     if not metered:
-        return Gate("network", True, "the network is not metered")
+        return NOT_METERED
     if limits.allow_metered:
         return Gate("network", True, "the network is metered, and the owner allows that")
     return Gate("network", False, "the network is metered")
@@ -188,7 +193,7 @@ def _network(limits: Limits, snapshot: Snapshot) -> Gate:
 def _memory(limits: Limits, snapshot: Snapshot) -> Gate:
     pressure, most = snapshot.memory.pressure, limits.memory_pressure
     if pressure is None:
-        return Gate("memory", True, "memory pressure not known")
+        return NO_PRESSURE
     sign = ">" if pressure > most else "≤"
     seen = f"memory pressure {pressure:.1f} % {sign} {most:g} %"
     return Gate("memory", pressure <= most, seen)
@@ -196,7 +201,7 @@ def _memory(limits: Limits, snapshot: Snapshot) -> Gate:
 
 def _hours(limits: Limits, minute: int) -> Gate:
     if limits.quiet_hours is None:
-        return Gate("hours", True, "no quiet hours")
+        return NO_QUIET_HOURS
     start, end = limits.quiet_hours
     quiet = start <= minute < end if start <= end else minute >= start or minute < end
     hours = f"{_clock(start)}-{_clock(end)}"

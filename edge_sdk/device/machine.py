@@ -390,6 +390,8 @@ def _on_receipt(state: DeviceState, event: Receipt) -> Step:
 def _on_round_open(state: DeviceState, event: RoundOpen) -> Step:
     # A verdict comes before the next opening: one that is still awaited was missed.
     missed = frozenset(round for round in state.kept if round < event.round)
+    if not missed:
+        return _on_newer_round(state, event)
     state, effects = _on_newer_round(replace(state, kept=state.kept - missed), event)
     return state, [*map(Resend, sorted(missed)), *effects]
 
@@ -431,7 +433,9 @@ def _is_over(state: DeviceState, survey: Survey) -> bool:
 
 def _next_survey(state: DeviceState) -> Step:
     """Take up the survey that waits, if it is not over."""
-    if state.survey is None or _is_over(state, state.survey):
+    if state.survey is None:
+        return state, []
+    if _is_over(state, state.survey):
         return replace(state, survey=None), []
     return replace(state, phase=DevicePhase.EXAMINING), [Examine(state.survey)]
 

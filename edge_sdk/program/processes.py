@@ -95,16 +95,19 @@ class Children:
         command: Sequence[str],
         log: Path,
         environment: Mapping[str, str] | None = None,
+        *,
+        piped: bool = False,
     ) -> ChildProcess:
         """Start a program, an absolute path with arguments; its output is appended to the log.
 
-        `environment`: None is ours. Ctrl-C in a terminal is for us; we stop children in order.
+        `environment`: None is ours. `piped`: the caller writes its input and reads its output, and
+        the log has its errors alone. Ctrl-C in a terminal is for us; we stop children in order.
         """
         with log.open("ab") as output, uninterrupted():
             process = subprocess.Popen(  # noqa: S603  what we are asked for, no shell
                 without_orphans(command),
-                stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdin=subprocess.PIPE if piped else subprocess.DEVNULL,
+                stdout=subprocess.PIPE if piped else output,
                 stderr=output,
                 env=_limited(environment),
                 start_new_session=True,
@@ -127,6 +130,10 @@ class Children:
                 child.signal(signal.SIGKILL)  # also for its children, which may outlive it
             for child in children:
                 child.process.wait()
+                for pipe in (child.process.stdin, child.process.stdout):
+                    if pipe is not None:
+                        with suppress(OSError):  # what was not written any more is lost
+                            pipe.close()
                 self.started.remove(child)
 
 

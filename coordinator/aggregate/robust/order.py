@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from coordinator.aggregate.robust.choice import THIN, Robust
-from coordinator.aggregate.robust.sums import PlacedBlocks, Term, over_shards, spread
+from coordinator.aggregate.robust.sums import Term, over_shards, place_blocks, spread
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -38,7 +38,7 @@ def add_ordered(
 
     Each parameter is computed on its own, so the result depends on no number of threads.
     """
-    placed = [PlacedBlocks(term.blocks, plan) for term in terms]
+    placed = place_blocks(plan, [term.blocks for term in terms])
     piece = max(1, ROOM // max(1, len(terms)))
     cut = np.zeros(len(terms) + 1, dtype=np.int64)
     for number in range(THIN + 1, len(cut)):

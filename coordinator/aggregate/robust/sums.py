@@ -7,6 +7,7 @@ terms are given, whatever the number of threads: the result does not depend on i
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -39,7 +40,7 @@ class Term:
 def sum_terms(plan: ModelPlan, terms: Sequence[Term], *, threads: int = 1) -> Float32:
     """Sum `factor · value` per parameter, in block order, over the terms that hold it."""
     total = np.zeros(plan.parameters, dtype=np.float32)
-    placed = [(term, PlacedBlocks(term.blocks, plan)) for term in terms]
+    placed = list(zip(terms, place_blocks(plan, [term.blocks for term in terms]), strict=True))
 
     def work(start: int, end: int) -> None:
         scratch = np.empty(PIECE, dtype=np.float32)
@@ -92,24 +93,43 @@ def spread(plan: ModelPlan, numbers: NDArray[Any], low: int, high: int) -> NDArr
     return np.repeat(numbers[first:last], edges[1:] - edges[:-1])
 
 
-class PlacedBlocks:
-    """Where a term's values lie in the model's vector: sorted starts and ends of runs."""
+class BlockRuns:
+    """Where blocks with these ids lie in the model's vector: sorted starts and ends of runs."""
 
-    def __init__(self, blocks: Blocks, plan: ModelPlan) -> None:
-        runs = block_runs(blocks.ids, plan.block_offsets)
-        self._values = blocks.values
-        self._starts = [whole.start for whole, _ in runs]
-        self._ends = np.array([whole.stop for whole, _ in runs], dtype=np.int64)
-        self._within = [part.start for _, part in runs]
+    def __init__(self, ids: Indices, plan: ModelPlan) -> None:
+        runs = block_runs(ids, plan.block_offsets)
+        self.starts = [whole.start for whole, _ in runs]
+        self.ends = [whole.stop for whole, _ in runs]
+        self.within = [part.start for _, part in runs]
+
+
+class PlacedBlocks:
+    """A term's values, and where they lie in the model's vector."""
+
+    def __init__(self, values: Float32, runs: BlockRuns) -> None:
+        self._values = values
+        self._runs = runs
 
     def between(self, low: int, high: int) -> Iterator[tuple[int, int, Float32]]:
         """Give the stretches that lie between two parameters: start, end and values."""
-        number = int(np.searchsorted(self._ends, low, side="right"))
-        while number < len(self._starts) and self._starts[number] < high:
-            start, end = max(self._starts[number], low), min(int(self._ends[number]), high)
-            shift = self._within[number] - self._starts[number]
+        starts, ends, within = self._runs.starts, self._runs.ends, self._runs.within
+        number = bisect_right(ends, low)
+        while number < len(starts) and starts[number] < high:
+            start, end = max(starts[number], low), min(ends[number], high)
+            shift = within[number] - starts[number]
             yield start, end, self._values[start + shift : end + shift]
             number += 1
+
+
+def place_blocks(plan: ModelPlan, terms: Sequence[Blocks]) -> list[PlacedBlocks]:
+    """Place the blocks of several terms; those that share their ids are located once."""
+    known: dict[int, BlockRuns] = {}
+    found = []
+    for blocks in terms:
+        if id(blocks.ids) not in known:
+            known[id(blocks.ids)] = BlockRuns(blocks.ids, plan)
+        found.append(PlacedBlocks(blocks.values, known[id(blocks.ids)]))
+    return found
 
 
 def _add(

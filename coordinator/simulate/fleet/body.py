@@ -183,8 +183,7 @@ class Body:
                 capacity_wh=capacity / 3600,
             )
         if throttle_c is not None:
-            ambient_c = self.nature.population.ambient_c
-            celsius = ambient_c + self.warmth * (throttle_c - ambient_c)
+            celsius = self._celsius(throttle_c)
             heat = Heat(zones=(Zone(name="board", celsius=celsius, trips=self.nature.trips),))
         return Snapshot(
             memory=self.memory,
@@ -192,6 +191,11 @@ class Body:
             heat=heat,
             network=METERED if self.metered else FREE,
         )
+
+    def _celsius(self, throttle_c: float) -> float:
+        """Return the temperature of a board that slows down at this one."""
+        ambient_c = self.nature.population.ambient_c
+        return ambient_c + self.warmth * (throttle_c - ambient_c)
 
     def gate(self) -> Gate | None:
         """Return the gate that forbids training now; None: all are open."""
@@ -250,8 +254,12 @@ class Body:
     def _is_safe(self) -> bool:
         """True if no gate can be closed, as far as a quick look tells."""
         nature, limits = self.nature, self.nature.kind.policy.limits
-        capacity = nature.capacity_j
-        if nature.throttle_c is not None or limits.quiet_hours is not None:
+        capacity, throttle_c = nature.capacity_j, nature.throttle_c
+        if limits.quiet_hours is not None:
+            return False
+        if throttle_c is not None and self._celsius(throttle_c) >= throttle_c - (
+            limits.heat_margin_c + 1
+        ):
             return False
         if nature.kind.network == "mobile":
             return False

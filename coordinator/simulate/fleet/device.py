@@ -23,7 +23,7 @@ from coordinator.simulate.engine import Sent, Told
 from coordinator.simulate.fleet.body import Body, Nature
 from coordinator.simulate.fleet.costs import RoundCosts
 from coordinator.simulate.fleet.trace import ALWAYS, Availability
-from coordinator.simulate.fleet.training import FleetTraining, GroupsKey, groups_key
+from coordinator.simulate.fleet.training import NO_DRAWS, FleetTraining, GroupsKey, groups_key
 from coordinator.simulate.ram import DirectOutlet
 from edge_sdk.decide.budget import History
 from edge_sdk.decide.decision import Decision, Sight, decide, gate_code
@@ -60,8 +60,6 @@ from edge_sdk.train.backend import Job
 
 NOTHING = Blocks(np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.float32))
 """Stands for the blocks that a device fetched: its training has them."""
-NO_DRAWS = stream(0, "nothing")
-"""Stands for the stream of a training's dropout, which is drawn elsewhere."""
 
 T = TypeVar("T")
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.simulate.fleet.shared import ArrayPlace, DealtData, attach, map_data, view_of
-from coordinator.simulate.fleet.training import MadeMovement
+from coordinator.simulate.fleet.training import NO_DRAWS, MadeMovement
 from edge_sdk.program.processes import limit_threads
 from edge_sdk.protocol.encoding.codec import decode_blocks, encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
@@ -127,7 +127,7 @@ class Hands:
             rule=terms.rule,
             mask_stream=stream(*names, "dropout"),
             widths=order.widths,
-            width_stream=stream(*names, "widths"),
+            width_stream=stream(*names, "widths") if order.widths else NO_DRAWS,
             classes=tuple(classes),
             correction=self._correction(order),
         )
@@ -137,7 +137,8 @@ class Hands:
         trained = self._backend.train(job, batches)
         encoding = terms.up.agreed(self._available)
         blocks = plan.scatter(trained.movement, groups)
-        payload = encode_blocks(plan, groups, blocks, encoding, stream(*names, "encoding"))
+        rounding = stream(*names, "encoding") if encoding.kind == "int8" else NO_DRAWS
+        payload = encode_blocks(plan, groups, blocks, encoding, rounding)
         return MadeMovement(payload, trained.metrics.mean_loss, trained.statistics)
 
     def _correction(self, order: DeviceOrder) -> Mapping[str, Array] | None:

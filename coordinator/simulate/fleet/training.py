@@ -30,6 +30,9 @@ NOISE = 1e-3
 KEPT_BYTES = 64 * 2**20
 """Most bytes of movements that are kept to be sent again."""
 
+NO_DRAWS = stream(0, "nothing")
+"""Stands for a stream from which nothing is drawn."""
+
 GroupsKey = tuple[tuple[str, tuple[int, ...]], ...]
 
 

@@ -48,8 +48,11 @@ from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
 
 MAGIC = "tessera-blocks"
+FLOAT32: np.dtype[Any] = np.dtype("<f4")
 VERSION = 1
 ALIGNMENT = 16
+MOST_HEADERS = 1024
+"""Headers that are remembered."""
 
 Part = NDArray[Any]
 
@@ -65,6 +68,10 @@ class Header:
     """Bytes of the header itself, up to the payload."""
 
 
+_HEADERS: dict[tuple[str, bytes], Header] = {}
+"""Headers that were read, by the hash of the plan and their bytes."""
+
+
 @dataclass(frozen=True, slots=True)
 class PartSpec:
     """One part of a payload: the type of its numbers, and the count of them in every block."""
@@ -75,7 +82,7 @@ class PartSpec:
     @property
     def size_bytes(self) -> int:
         """Bytes of all its numbers."""
-        return self.dtype.itemsize * int(self.counts.sum())
+        return self.dtype.itemsize * int(np.add.reduce(self.counts))
 
 
 def encode_blocks(
@@ -91,9 +98,9 @@ def encode_blocks(
     the encoding is not available here.
     """
     chosen = plan.choose(groups)
-    ids = plan.block_ids(chosen)
-    blocks.check(ids, plan.block_sizes)
-    parts = encode_parts(blocks.values, plan.block_sizes[ids], encoding, stream)
+    held = plan.held(chosen)
+    blocks.check(held.ids, plan.block_sizes)
+    parts = encode_parts(blocks.values, held.sizes, encoding, stream)
     return join_message(plan, chosen, encoding, parts)
 
 
@@ -118,6 +125,18 @@ def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Head
     # An envelope of fixed fields, and up to nine bytes for the mask of each axis.
     if len(view) < 4 or length > min(len(view) - 4, 128 + 9 * len(plan.axes)):
         raise BlockError("these bytes are not blocks of this plan: the header's size is wrong")
+    # Most messages of a run begin like one before: what was read of that one holds.
+    key = plan.hash, bytes(view[: _padded(length)])
+    if (known := _HEADERS.get(key)) is not None:
+        return Header(known.encoding, dict(known.groups), known.size_bytes)
+    header = _read_header(plan, view, length)
+    if len(_HEADERS) >= MOST_HEADERS:
+        _HEADERS.clear()
+    _HEADERS[key] = Header(header.encoding, dict(header.groups), header.size_bytes)
+    return header
+
+
+def _read_header(plan: ModelPlan, view: memoryview, length: int) -> Header:
     fields = unpacked(bytes(view[4 : 4 + length]), BlockError, "blocks")
     if not isinstance(fields, list) or len(fields) < 2 or fields[0] != MAGIC:
         raise BlockError("these bytes are not blocks")
@@ -139,8 +158,7 @@ def decode_header(plan: ModelPlan, data: bytes | bytearray | memoryview) -> Head
 def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
     """Return the bytes of a submodel's message, with zstd the most. Raises `GroupError`."""
     chosen = plan.choose(groups)
-    sizes = plan.block_sizes[plan.block_ids(chosen)]
-    specs = part_specs(sizes, encoding)
+    specs = part_specs(plan.held(chosen).sizes, encoding)
     return len(_header(plan, chosen, encoding)) + sum(spec.size_bytes for spec in specs)
 
 
@@ -149,10 +167,10 @@ def encoded_size(plan: ModelPlan, groups: Groups, encoding: Encoding) -> int:
 
 def part_specs(sizes: Indices, encoding: Encoding) -> tuple[PartSpec, ...]:
     """Describe the parts of a payload of blocks of these sizes."""
+    if encoding.kind == "fp32":
+        return (PartSpec(FLOAT32, sizes),)
     one = np.ones(len(sizes), dtype=np.int64)
     match encoding.kind:
-        case "fp32":
-            parts = [("<f4", sizes)]
         case "fp16":
             parts = [("<f2", sizes), ("i1", one)]
         case "int8":
@@ -228,17 +246,18 @@ def join_message(
         compressed = compress(parts)
         if len(compressed) < sum(part.nbytes for part in parts):
             return _header(plan, chosen, encoding) + compressed
-    header = _header(plan, chosen, replace(encoding, zstd=False))
+    plain = replace(encoding, zstd=False) if encoding.zstd else encoding
+    header = _header(plan, chosen, plain)
     return b"".join([header, *(part.data.cast("B") for part in parts)])
 
 
 def _split(view: memoryview, specs: Sequence[PartSpec]) -> list[Part]:
-    expected = sum(spec.size_bytes for spec in specs)
-    if len(view) != expected:
-        raise BlockError(f"{len(view)} bytes of values for blocks that need {expected}")
+    sizes = [spec.size_bytes for spec in specs]
+    if len(view) != sum(sizes):
+        raise BlockError(f"{len(view)} bytes of values for blocks that need {sum(sizes)}")
     parts, start = [], 0
-    for spec in specs:
-        end = start + spec.size_bytes
+    for spec, size in zip(specs, sizes, strict=True):
+        end = start + size
         parts.append(np.frombuffer(view[start:end], dtype=spec.dtype))
         start = end
     return parts
@@ -256,8 +275,12 @@ def _header(plan: ModelPlan, chosen: Chosen, encoding: Encoding) -> bytes:
             [sum(1 << group for group in groups) for groups in chosen],
         ]
     )
-    padding = bytes(-(4 + len(header)) % ALIGNMENT)
-    return len(header).to_bytes(4, "little") + header + padding
+    return (len(header).to_bytes(4, "little") + header).ljust(_padded(len(header)), b"\0")
+
+
+def _padded(length: int) -> int:
+    """Return the place of the payload behind a header of this length."""
+    return -(-(4 + length) // ALIGNMENT) * ALIGNMENT
 
 
 def _decode_fields(plan: ModelPlan, fields: list[Any]) -> tuple[Encoding, Chosen]:

@@ -82,7 +82,7 @@ class Encoding:
         if self.kind not in available:
             known = ", ".join(sorted(available)) or "none"
             raise EncodingError(f"encoding {self.kind} is not known to the other side ({known})")
-        return replace(self, zstd=self.zstd and "zstd" in available)
+        return replace(self, zstd=False) if self.zstd and "zstd" not in available else self
 
 
 def available_encodings() -> tuple[str, ...]:

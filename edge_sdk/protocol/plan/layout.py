@@ -13,8 +13,9 @@ equally sized groups at a time, so their cost does not depend on how finely a te
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import product
 from math import prod
 from typing import Any, NamedTuple
@@ -26,6 +27,9 @@ Array = NDArray[Any]
 Indices = NDArray[np.int64]
 Place = tuple[Any, ...]
 """An index of a part of an array; taking it from an array without dimensions gives an array too."""
+
+REMEMBERED = 64
+"""Groups of a tensor's dimensions, in all, up to which the places of its blocks are remembered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,17 +124,24 @@ def block_sizes(spans: Sequence[Span]) -> Indices:
 
 def pack(array: Array, spans: Sequence[Span], out: Array) -> None:
     """Write `array`, whose dimensions are `spans`, to the flat `out` in block order."""
-    for in_array, in_flat in _rectangles(np.ascontiguousarray(array), out, spans):
-        in_flat[...] = in_array
+    array = np.ascontiguousarray(array, dtype=out.dtype)
+    for shape, in_array, in_flat in _rectangles(tuple(spans), out.itemsize):
+        _view(out, shape, in_flat)[...] = _view(array, shape, in_array)
 
 
 def unpack(flat: Array, spans: Sequence[Span]) -> Array:
     """Return the array whose blocks lie in `flat`; inverse of `pack`."""
     flat = np.ascontiguousarray(flat)  # blocks are located by their distance in memory
     array = np.empty([span.size for span in spans], dtype=flat.dtype)
-    for in_array, in_flat in _rectangles(array, flat, spans):
-        in_array[...] = in_flat
+    for shape, in_array, in_flat in _rectangles(tuple(spans), flat.itemsize):
+        _view(array, shape, in_array)[...] = _view(flat, shape, in_flat)
     return array
+
+
+def _view(array: Array, shape: tuple[int, ...], where: _Where) -> Array:
+    """Return the part of a contiguous array that begins and steps as told."""
+    view: Array = np.ndarray(shape, array.dtype, array, where.offset, where.strides)
+    return view
 
 
 class _Run(NamedTuple):
@@ -153,65 +164,71 @@ def _runs(groups: Sequence[int]) -> list[_Run]:
     return runs
 
 
-def _rectangles(array: Array, flat: Array, spans: Sequence[Span]) -> Iterator[tuple[Array, Array]]:
-    """Yield pairs of views of equal shape: a rectangle of equal blocks in the array and in `flat`.
+class _Where(NamedTuple):
+    """A rectangle's place in memory, in bytes."""
+
+    offset: int
+    strides: tuple[int, ...]
+
+
+Rectangles = tuple[tuple[tuple[int, ...], _Where, _Where], ...]
+"""Per rectangle of equal blocks: its shape, its place in the array, and that in the flat one."""
+
+
+def _rectangles(spans: tuple[Span, ...], itemsize: int) -> Rectangles:
+    """Return the rectangles of equal blocks, from memory where they are few."""
+    groups = sum(len(span.groups or ()) for span in spans)
+    return (_known if groups <= REMEMBERED else _found)(spans, itemsize)
+
+
+def _found(spans: tuple[Span, ...], itemsize: int) -> Rectangles:
+    """Find the rectangles of equal blocks.
 
     Within a rectangle, the position of a block is affine in its group numbers: dimension `j`
     advances by (elements of one block in the dimensions before `j`) × (its own group's elements) ×
     (all elements of the dimensions after `j`).
     """
-    pieces: list[int] = []
-    for span in spans:
-        if span.groups is None:
-            pieces.append(span.size)
-        else:
-            pieces += [span.outer, sum(span.groups), span.inner]
-    expanded = array.reshape(pieces)  # a view: both callers pass contiguous arrays
     # Whole dimensions are part of every block; their elements count as "before" for simplicity.
     whole = prod(span.size for span in spans if span.groups is None)
     width = [span for span in spans if span.groups is not None]
     behind = [prod(later.size for later in width[j + 1 :]) for j in range(len(width))]
-    for runs in product(*(_runs(span.groups or ()) for span in width)):
-        view, offset, steps, before = expanded, 0, [], whole
-        position = block_axis = 0
-        remaining = iter(zip(width, runs, behind, strict=True))
-        shape: list[int] = []
-        for span in spans:
-            if span.groups is None:
-                shape.append(span.size)
-                position += 1
-                continue
-            _, run, rest = next(remaining)
-            offset += before * run.first_atom * span.outer * span.inner * rest
-            steps.append(before * run.atoms * span.outer * span.inner * rest)
-            before *= run.atoms * span.outer * span.inner
-            # (outer, atoms, inner) → (outer, run, atoms of a group, inner), run to the front
-            at = position + 1 + block_axis
-            where = slice(run.first_atom, run.first_atom + run.groups * run.atoms)
-            view = view[(slice(None),) * at + (where,)]
-            view = _split(view, at, run.groups)
-            view = np.moveaxis(view, at, block_axis)
-            shape += [span.outer, run.atoms, span.inner]
-            position += 3
-            block_axis += 1
-        itemsize = flat.itemsize
-        inside = [itemsize * prod(shape[i + 1 :]) for i in range(len(shape))]
-        yield (
-            view,
-            np.lib.stride_tricks.as_strided(
-                flat[offset:],
-                shape=[run.groups for run in runs] + shape,
-                strides=[step * itemsize for step in steps] + inside,
-            ),
-        )
+    return tuple(
+        _rectangle(spans, runs, behind, whole, itemsize)
+        for runs in product(*(_runs(span.groups or ()) for span in width))
+    )
 
 
-def _split(view: Array, at: int, count: int) -> Array:
-    """Split dimension `at` into (count, rest) without copying."""
-    size, stride = view.shape[at], view.strides[at]
-    each = size // count
-    return np.lib.stride_tricks.as_strided(
-        view,
-        shape=(*view.shape[:at], count, each, *view.shape[at + 1 :]),
-        strides=(*view.strides[:at], each * stride, stride, *view.strides[at + 1 :]),
+_known = lru_cache(maxsize=256)(_found)
+
+
+def _rectangle(
+    spans: Sequence[Span], runs: Sequence[_Run], behind: Sequence[int], before: int, itemsize: int
+) -> tuple[tuple[int, ...], _Where, _Where]:
+    """Locate one rectangle: a run of groups along every width dimension, then their elements."""
+    at = in_flat = 0
+    shape: list[int] = []
+    strides: list[int] = []
+    blocks: list[tuple[int, int, int]] = []  # per width dimension: count, steps in both arrays
+    remaining = iter(zip(runs, behind, strict=True))
+    step = prod(span.size for span in spans)
+    for span in spans:
+        step //= span.size  # elements of the array from one index to the next
+        if span.groups is None:
+            shape.append(span.size)
+            strides.append(step)
+            continue
+        run, rest = next(remaining)
+        own = span.outer * span.inner
+        at += run.first_atom * span.inner * step
+        in_flat += before * run.first_atom * own * rest
+        blocks.append((run.groups, run.atoms * span.inner * step, before * run.atoms * own * rest))
+        before *= run.atoms * own
+        shape += [span.outer, run.atoms, span.inner]
+        strides += [sum(span.groups) * span.inner * step, span.inner * step, step]
+    inside = [prod(shape[place + 1 :]) for place in range(len(shape))]
+    counts, far, near = zip(*blocks, strict=True) if blocks else ((), (), ())
+    return (
+        (*counts, *shape),
+        _Where(at * itemsize, tuple(each * itemsize for each in (*far, *strides))),
+        _Where(in_flat * itemsize, tuple(each * itemsize for each in (*near, *inside))),
     )

@@ -22,8 +22,9 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
-from typing import Any, Literal, NewType
+from typing import Any, Literal, NamedTuple, NewType, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -69,11 +70,15 @@ Regions = Literal["width", "depth", "both"]
 
 MOST_HELD = 1024
 """Choices of groups whose blocks are kept."""
+MOST_HELD_BYTES = 64 * 2**20
+"""Most memory that these blocks take, unless they are very many."""
+MOST_SHAPED = 64
+"""Choices of groups whose arrays' shapes are kept."""
 
 _ALWAYS = np.ones(1, dtype=bool)
 """A whole segment belongs to every submodel."""
-_WHOLE = {int}
-"""Types of groups that need no second look."""
+_WHOLE, _TUPLES = {int}, {tuple}
+"""Types of groups, and of choices of them, that need no second look."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +90,27 @@ class LevelCost:
     parameter_share: float
     bytes_fp32: int
     macs: int
+
+
+class HeldBlocks(NamedTuple):
+    """Blocks of a submodel. The arrays are read-only: all who choose the same groups share them."""
+
+    flags: NDArray[np.bool_]
+    """Per block of the plan, True if the submodel holds it."""
+    ids: Indices
+    """Blocks that it holds, ascending."""
+    sizes: Indices
+    """Their parameters."""
+    parameters: int
+    """Parameters of all of them."""
+
+
+class _Shaped(NamedTuple):
+    """Arrays of a submodel: its tensors and buffers along every dimension, and their shapes."""
+
+    tensors: tuple[tuple[Span, ...], ...]
+    shapes: tuple[tuple[int, ...], ...]
+    buffer_shapes: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -130,18 +156,26 @@ class ModelPlan:
 
         Raises `GroupError`, which names the axis.
         """
-        known = self._axis_names
-        if unknown := [name for name in groups if name not in known]:
-            raise GroupError(f"unknown axis {unknown[0]!r}; the plan's axes are {sorted(known)}")
-        return Chosen(tuple([_chosen_of(axis, groups) for axis in self.axes]))
+        given = tuple(groups.values())
+        # Equal keys mean equal choices only among whole numbers: True and 1.0 equal 1 as well.
+        plain = set(map(type, given)) == _TUPLES and set(map(type, chain(*given))) == _WHOLE
+        if plain and (known := self._choices.get((*groups, *given))) is not None:
+            return known
+        names = self._axis_names
+        if unknown := [name for name in groups if name not in names]:
+            raise GroupError(f"unknown axis {unknown[0]!r}; the plan's axes are {sorted(names)}")
+        chosen = Chosen(tuple([_chosen_of(axis, groups) for axis in self.axes]))
+        if plain:
+            _remember(self._choices, (*groups, *given), chosen, MOST_HELD)
+        return chosen
 
     @cached_property
     def _axis_names(self) -> frozenset[str]:
         return frozenset(axis.name for axis in self.axes)
 
     @cached_property
-    def _held(self) -> dict[Chosen, NDArray[np.bool_]]:
-        """Results of `covers`: the devices of a round make few different choices."""
+    def _choices(self) -> dict[tuple[Any, ...], Chosen]:
+        """Choices that were checked, by names and groups as they were given."""
         return {}
 
     def all_groups(self) -> dict[str, tuple[int, ...]]:
@@ -225,26 +259,25 @@ class ModelPlan:
     def scatter(self, movement: Mapping[str, Array], groups: Groups) -> Blocks:
         """Turn a submodel's movement (or weights) into blocks. Inverse of `assemble`."""
         chosen = self.choose(groups)
-        self.check(movement, groups)
-        ids = self.block_ids(chosen)
-        values = np.empty(int(self.block_sizes[ids].sum()), dtype=np.float32)
+        shaped, held = self._shaped(chosen), self.held(chosen)
+        _check_arrays(self.tensors, shaped.shapes, movement)
+        values = np.empty(held.parameters, dtype=np.float32)
         start = 0
-        for tensor, spans in zip(self.tensors, self.spans, strict=True):
-            kept = _keep(spans, per_dim(tensor, chosen, self._counts))
-            end = start + prod(span.size for span in kept)
-            pack(movement[tensor.name], kept, values[start:end])
+        for tensor, spans, shape in zip(self.tensors, shaped.tensors, shaped.shapes, strict=True):
+            end = start + prod(shape)
+            pack(movement[tensor.name], spans, values[start:end])
             start = end
-        return Blocks(ids, values)
+        return Blocks(held.ids, values)
 
     def assemble(self, blocks: Blocks, groups: Groups) -> dict[str, Float32]:
         """Assemble a submodel's arrays from its blocks. Inverse of `scatter`."""
         chosen = self.choose(groups)
+        shaped = self._shaped(chosen)
         blocks.check(self.block_ids(chosen), self.block_sizes)
         arrays, start = {}, 0
-        for tensor, spans in zip(self.tensors, self.spans, strict=True):
-            kept = _keep(spans, per_dim(tensor, chosen, self._counts))
-            end = start + prod(span.size for span in kept)
-            arrays[tensor.name] = unpack(blocks.values[start:end], kept)
+        for tensor, spans, shape in zip(self.tensors, shaped.tensors, shaped.shapes, strict=True):
+            end = start + prod(shape)
+            arrays[tensor.name] = unpack(blocks.values[start:end], spans)
             start = end
         return arrays
 
@@ -265,6 +298,24 @@ class ModelPlan:
                 f"{self.parameters} float32 values"
             )
         return select_blocks(flat, self.block_ids(self.choose(groups)), self.block_offsets)
+
+    def _shaped(self, chosen: Chosen) -> _Shaped:
+        """Return the shapes of a submodel's arrays."""
+        if (known := self._shapes.get(chosen)) is not None:
+            return known
+        tensors, buffers = (
+            tuple(
+                tuple(_keep(cuts, per_dim(tensor, chosen, self._counts)))
+                for tensor, cuts in zip(arrays, spans, strict=True)
+            )
+            for arrays, spans in ((self.tensors, self.spans), (self.buffers, self._buffer_spans))
+        )
+        found = _Shaped(tensors, *map(_shapes_of, (tensors, buffers)))
+        return _remember(self._shapes, chosen, found, MOST_SHAPED)
+
+    @cached_property
+    def _shapes(self) -> dict[Chosen, _Shaped]:
+        return {}
 
     @cached_property
     def _counts(self) -> tuple[int, ...]:
@@ -321,16 +372,27 @@ class ModelPlan:
                 found.append((self.axes[axis].name, group))
         return tuple(found)
 
-    def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
-        """Flag the blocks that the submodel of these groups holds; the array is read-only."""
+    def held(self, chosen: Chosen) -> HeldBlocks:
+        """Return the blocks that the submodel of these groups holds."""
         if (known := self._held.get(chosen)) is not None:
             return known
-        held = self._find_held(chosen)
-        held.flags.writeable = False
-        if len(self._held) >= MOST_HELD:
-            self._held.clear()
-        self._held[chosen] = held
-        return held
+        flags = self._find_held(chosen)
+        ids = np.flatnonzero(flags).astype(np.int64)
+        sizes = self.block_sizes[ids]
+        for array in (flags, ids, sizes):
+            array.flags.writeable = False
+        each = flags.nbytes + 2 * 8 * len(flags)
+        most = max(1, min(MOST_HELD, MOST_HELD_BYTES // each))
+        return _remember(self._held, chosen, HeldBlocks(flags, ids, sizes, int(sizes.sum())), most)
+
+    @cached_property
+    def _held(self) -> dict[Chosen, HeldBlocks]:
+        """Results of `held`: the devices of a round make few different choices."""
+        return {}
+
+    def covers(self, chosen: Chosen) -> NDArray[np.bool_]:
+        """Flag the blocks that the submodel of these groups holds; the array is read-only."""
+        return self.held(chosen).flags
 
     def _find_held(self, chosen: Chosen) -> NDArray[np.bool_]:
         member = []
@@ -352,8 +414,8 @@ class ModelPlan:
         return np.concatenate(parts)
 
     def block_ids(self, chosen: Chosen) -> Indices:
-        """Return the blocks of a submodel, ascending."""
-        return np.flatnonzero(self.covers(chosen)).astype(np.int64)
+        """Return the blocks of a submodel, ascending; the array is read-only."""
+        return self.held(chosen).ids
 
     def coverage(self, choices: Iterable[Groups]) -> NDArray[np.int64]:
         """Count, for every block, the submodels that hold it (the papers' Γ)."""
@@ -435,24 +497,36 @@ class ModelPlan:
     def check(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the weights of the submodel (None: the model)."""
         chosen = self.choose(self.all_groups() if groups is None else groups)
-        _check_arrays(self.tensors, self.spans, arrays, chosen, self._counts)
+        _check_arrays(self.tensors, self._shaped(chosen).shapes, arrays)
 
     def check_buffers(self, arrays: Mapping[str, Array], groups: Groups | None = None) -> None:
         """Raise `TensorError` unless these are the buffers of the submodel (None: the model)."""
         chosen = self.choose(self.all_groups() if groups is None else groups)
-        _check_arrays(self.buffers, self._buffer_spans, arrays, chosen, self._counts)
+        _check_arrays(self.buffers, self._shaped(chosen).buffer_shapes, arrays)
 
     def check_statistics(self, arrays: Mapping[str, Array], groups: Groups) -> None:
         """Raise `TensorError` unless these are the statistics, and only they, of the submodel."""
+        if not self.buffers and not arrays:
+            return
+        shapes = self._shaped(self.choose(groups)).buffer_shapes
         pairs = [
-            (buffer, spans)
-            for buffer, spans in zip(self.buffers, self._buffer_spans, strict=True)
+            (buffer, shape)
+            for buffer, shape in zip(self.buffers, shapes, strict=True)
             if buffer.statistic
         ]
-        chosen = self.choose(groups)
-        _check_arrays(
-            [pair[0] for pair in pairs], [pair[1] for pair in pairs], arrays, chosen, self._counts
-        )
+        _check_arrays([pair[0] for pair in pairs], [pair[1] for pair in pairs], arrays)
+
+
+K = TypeVar("K")
+V = TypeVar("V")
+
+
+def _remember(known: dict[K, V], key: K, value: V, most: int) -> V:
+    """Keep a value for the next call, and forget all others if they are too many."""
+    if len(known) >= most:
+        known.clear()
+    known[key] = value
+    return value
 
 
 def _chosen_of(axis: Axis, groups: Groups) -> tuple[int, ...]:
@@ -532,25 +606,25 @@ def _cut(
     }
 
 
+def _shapes_of(arrays: Iterable[Iterable[Span]]) -> tuple[tuple[int, ...], ...]:
+    return tuple(tuple(span.size for span in spans) for spans in arrays)
+
+
 def _check_arrays(
-    tensors: Sequence[Tensor],
-    spans: Sequence[tuple[Span, ...]],
-    arrays: Mapping[str, Array],
-    chosen: Chosen,
-    counts: Sequence[int],
+    tensors: Sequence[Tensor], shapes: Sequence[tuple[int, ...]], arrays: Mapping[str, Array]
 ) -> None:
     names = {tensor.name for tensor in tensors}
-    if unknown := sorted(set(arrays) - names):
-        raise TensorError(f"unknown tensor {unknown[0]!r}; the plan has {sorted(names)}")
-    if missing := sorted(names - set(arrays)):
-        raise TensorError(f"tensor {missing[0]!r} is missing")
-    for tensor, cuts in zip(tensors, spans, strict=True):
+    if arrays.keys() != names:
+        if unknown := sorted(set(arrays) - names):
+            raise TensorError(f"unknown tensor {unknown[0]!r}; the plan has {sorted(names)}")
+        raise TensorError(f"tensor {min(names - set(arrays))!r} is missing")
+    for tensor, shape in zip(tensors, shapes, strict=True):
         array: Any = arrays[tensor.name]
-        shape = tuple(span.size for span in _keep(cuts, per_dim(tensor, chosen, counts)))
         if not isinstance(array, np.ndarray):
             kind = type(array).__name__
             raise TensorError(f"tensor {tensor.name!r} is {kind}, not a numpy array")
-        if array.dtype.name != tensor.dtype:
+        # Comparing types is quick, asking for a name is not.
+        if array.dtype != tensor.dtype and array.dtype.name != tensor.dtype:
             kind = array.dtype.name
             raise TensorError(f"tensor {tensor.name!r} is {kind}; the plan says {tensor.dtype}")
         if array.shape != shape:

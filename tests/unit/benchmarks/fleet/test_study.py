@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.cli import main
 from benchmarks.fleet.systems import SystemsConfig, measure_systems
-from benchmarks.fleet.training import TrainingConfig, _Job
+from benchmarks.fleet.training import TrainingConfig, TrainingJob
 from benchmarks.report.progress import silent
 from tests.unit.coordinator.run.test_tensorboard import events
 
@@ -98,6 +98,6 @@ def test_systems_count_what_devices_did() -> None:
 
 def test_training_takes_every_step() -> None:
     config = TrainingConfig(devices=8, participants=4, steps=2, batch=4, samples=6, cohort=3)
-    job = _Job("sensor-cnn", config)
+    job = TrainingJob("sensor-cnn", config)
     assert list(job.rounds(1, 3)) == [4, 8, 12]
     assert next(job.bare()) == 2

@@ -1,0 +1,1 @@
+"""One job on several simulators: ours, Flower's, Apple's `pfl`, and a bare torch loop."""
