@@ -126,6 +126,18 @@ class FleetSimulation:
             raise CoordinatorError("the simulation has not started: iterate over run() first")
         return self._run.course.state
 
+    def lowest_percents(self) -> dict[str, float]:
+        """Return the lowest charge that each device's battery has had until now, by its name.
+
+        Devices that never acted are looked at too; those without a battery are left out.
+        """
+        found = {}
+        for name, device in self.devices.items():
+            device.body.wait_until(self._run.now_s)
+            if (percent := device.body.lowest_percent) is not None:
+                found[name] = percent
+        return found
+
     def run(self) -> Iterator[FleetRound]:
         """Simulate to the end, yielding every round as it closes.
 
