@@ -15,6 +15,9 @@ from benchmarks.studies import partition
 from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
+from benchmarks.studies.papers import command as papers
+from benchmarks.sweep import command as sweep
+from benchmarks.sweep import plot
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from benchmarks.zoo import command as zoo
@@ -30,6 +33,7 @@ COMMANDS = (
     learn,
     levels,
     attack,
+    papers,
     partition,
     zoo,
     step,
@@ -40,6 +44,8 @@ COMMANDS = (
     wire,
     load,
     fleet,
+    sweep,
+    plot,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 

@@ -291,6 +291,7 @@ def group_norm(channels: int) -> nn.Module:
 
 FAMILIES: dict[str, Family] = {
     "mlp": Family(lambda: mlp(784, 200, 200, 10), (1, 28, 28), 10),
+    "mlp-200": Family(lambda: mlp(784, 200, 10), (1, 28, 28), 10),
     "mlp-2048": Family(lambda: mlp(784, 2048, 2048, 10), (1, 28, 28), 10),
     "lenet-28": Family(lambda: LeNet(1, 28), (1, 28, 28), 10),
     "lenet-32": Family(lambda: LeNet(3, 32), (3, 32, 32), 10),

@@ -106,6 +106,7 @@ def _add_demo(commands: Any) -> None:
         ("rule", "the rule", "damping=0.5"),
         ("mask", "the mask", "tied=true"),
         ("robust", "the defence", "factor=2"),
+        ("local", "the devices' training", "proximal=0.1"),
     )
     for name, said, example in options:
         demo.add_argument(
@@ -365,6 +366,7 @@ def _demo_config(arguments: argparse.Namespace) -> DemoConfig:
     flags = {name: getattr(arguments, name) for name in (*FLAGS, "devices")}
     for name in ("rule", "mask", "robust"):
         flags[f"{name}_options"] = dict(getattr(arguments, f"{name}_option") or ())
+    flags["local"] = dict(arguments.local_option or ())
     preset = partial(recipe_preset, key="recipe", named=demo_key)
     config = load_settings(DemoConfig, environment={}, flags=flags, preset=preset)
     if arguments.devices is None:

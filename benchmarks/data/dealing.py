@@ -13,7 +13,7 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.program.settings import Count, Natural, Within, check_fields
 from edge_sdk.protocol.streams import stream
 
-PartitionName = Literal["iid", "dirichlet", "labels", "shards", "key"]
+PartitionName = Literal["iid", "dirichlet", "labels", "shards", "key", "pairs", "pair-apart"]
 RUN = 20
 """Samples in a row that go to validation or to the test together: neighbours may be alike."""
 
@@ -25,7 +25,8 @@ class DataPartition:
     partition: PartitionName = "iid"
     """How samples are dealt out: `iid`, evenly; `dirichlet`, each class in drawn proportions;
     `labels`, so many classes each; `shards`, so many pieces of the sorted samples each; `key`, one
-    device for each person."""
+    device for each person; `pairs`, pairs of classes, each on neighbouring devices; `pair-apart`,
+    one pair on the first tenth of the devices, the others two classes each."""
     alpha: Annotated[float, Within(above=0)] = 0.3
     """Evenness of `dirichlet`: 0.1 is very uneven, 100 even."""
     classes: Count = 2
@@ -63,7 +64,7 @@ class DataPartition:
         None for all people; of more people than devices, some are drawn. Raises `DatasetError`
         where there are no owners or too few, `ConfigError` where there are too few samples.
         """
-        from coordinator.simulate import partitions
+        from coordinator.simulate import budgets, partitions
 
         if self.partition == "key":
             return self._by_owner(devices, random, owners)
@@ -80,6 +81,10 @@ class DataPartition:
                 return partitions.label_parts(
                     labels, devices, random, classes_each=self.classes, least=self.least
                 )
+            case "pairs":
+                return budgets.high_skew(labels, devices, random).parts
+            case "pair-apart":
+                return budgets.moderate_skew(labels, devices, random).parts
             case "shards":
                 return partitions.shard_parts(
                     labels, devices, random, shards_each=self.shards, least=self.least

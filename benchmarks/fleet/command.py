@@ -94,6 +94,12 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="processes that train (default 1)"
     )
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write every round for TensorBoard too (extra tensorboard)",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default 0)")
 
 
@@ -102,17 +108,25 @@ def _run(arguments: argparse.Namespace) -> Measured:
 
 
 def _study(arguments: argparse.Namespace) -> Measured:
+    from contextlib import ExitStack
+
     from benchmarks.fleet.config import make_study
     from benchmarks.fleet.study import Study, round_row
     from benchmarks.report.figures import Figure
+    from coordinator.run.tensorboard import TensorBoardSink
 
     config = make_study(_settings(arguments))
     study = Study(config, None if arguments.data is None else arguments.data.absolute().parent)
     rows = []
-    with progress("fleet", config.run.rounds or config.run.updates or 0) as begin:
-        tick = begin("simulating")
+    with ExitStack() as stack:
+        board = None
+        if arguments.tensorboard is not None:
+            board = stack.enter_context(TensorBoardSink(arguments.tensorboard))
+        tick = stack.enter_context(progress("fleet", config.reports))("simulating")
         for each in study.run():
             rows.append(round_row(each))
+            if board is not None:
+                board.write(each.report, each.spent)
             tick()
     last = rows[-1]
     figures = [
@@ -127,7 +141,7 @@ def _study(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         shown=[_study_table(rows)],
         packages=("torch", "onnxruntime", "numpy"),
-        config=config.plain(),
+        config=study.settings(),
         data={"rounds": rows},
     )
 

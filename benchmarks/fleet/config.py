@@ -16,8 +16,11 @@ from benchmarks.data.dealing import DataPartition
 from benchmarks.models import FAMILIES
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.published import recipe_preset
+from coordinator.aggregate.rules import FedRaa
 from coordinator.errors import ConfigError
 from coordinator.operate.config import (
+    ROUNDS,
+    UPDATES,
     MaskTable,
     RobustTable,
     RoundTable,
@@ -30,7 +33,7 @@ from coordinator.operate.config import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig
 from coordinator.simulate.fleet.cohorts import COHORT
-from edge_sdk.decide.decision import Schedule
+from edge_sdk.decide.decision import Phase, Schedule
 from edge_sdk.program.settings import (
     NOT_A_KEY,
     Count,
@@ -120,6 +123,9 @@ class StudyFleetTable:
     """Shares of the rounds in which they train, in turn."""
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread, or drawn by lot (`ad-hoc`)."""
+    phase: Phase = "own"
+    """Evenly spread rounds: every device has its `own`, or those of one share have them in `common`.
+    """
     speeds: tuple[Annotated[float, Within(above=0)], ...] = (1.0,)
     """Their speeds, in turn, as multiples of `board`'s."""
     board: str = "raspberry_pi_5"
@@ -205,6 +211,21 @@ class StudyConfig:
             raise ConfigError(f"model.name: {self.data.name} has no usual model; name one")
         return USUAL_MODELS[self.data.name]
 
+    @property
+    def asynchronous(self) -> bool:
+        """True if every arrival moves the model, and there are no rounds."""
+        return isinstance(self._served().make_rule(), FedRaa)
+
+    @property
+    def reports(self) -> int:
+        """Rounds that the experiment tells of, unless it stops early.
+
+        An asynchronous one tells of every `min_devices` updates.
+        """
+        if self.asynchronous:
+            return -(-(self.run.updates or UPDATES) // self.round.min_devices)
+        return self.run.rounds or ROUNDS
+
     def machine(self, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         """Make the settings of the coordinator's state machine. Raises `ConfigError`."""
         return self._served().machine(plan)
@@ -221,7 +242,7 @@ class StudyConfig:
                 found[key.dotted] = form.write(value)
             else:
                 found[key.dotted] = list(value) if isinstance(value, tuple) else value
-        return found
+        return {**found, "model.name": self.model_name}
 
     def _served(self) -> ServeConfig:
         """Return the settings of a run like this one."""

@@ -13,6 +13,7 @@ from coordinator.simulate.fleet.population import (
     population_of,
 )
 from edge_sdk.decide.decision import Policy
+from edge_sdk.decide.emulation.emulation import PASSES, REFERENCE_MACS_PER_S
 from edge_sdk.decide.emulation.fleet import find_fleet
 from edge_sdk.decide.gates import Limits
 from edge_sdk.machine.board import Board, Quantity, SpeedSpec, find_board
@@ -40,16 +41,19 @@ def ideal_fleet(fleet: StudyFleetTable) -> DevicePopulation:
 
     def kind(number: int, count: int, name: str) -> DeviceKind:
         level = fleet.levels[number % len(fleet.levels)]
+        paced = _paced(board, fleet.speeds[number % len(fleet.speeds)])
         policy = Policy(
             level=level,
             levels=(level,),
+            compute=_compute(paced),
+            bytes_per_s=_bytes_per_s(paced),
             participation=fleet.participation[number % len(fleet.participation)],
             schedule=fleet.schedule,
+            phase=fleet.phase,
             limits=Limits(heat_margin_c=0.0),
         )
-        speed = fleet.speeds[number % len(fleet.speeds)]
         return DeviceKind(
-            board=_paced(board, speed),
+            board=paced,
             count=count,
             name=name,
             policy=policy,
@@ -71,3 +75,14 @@ def _paced(board: Board, speed: float) -> Board:
         return board
     pace = Quantity(ratio.value * speed, f"{speed:g} times that of the profile", "assumed")
     return replace(board, speed=SpeedSpec(speed_ratio=pace))
+
+
+def _compute(board: Board) -> float | None:
+    """Parameters × samples per second of training, each parameter used once a sample."""
+    ratio = board.speed.speed_ratio
+    return None if ratio is None else REFERENCE_MACS_PER_S.value * ratio.value / PASSES
+
+
+def _bytes_per_s(board: Board) -> float | None:
+    sends = board.network.up_mbit_s
+    return None if sends is None else sends.value * 1e6 / 8

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -32,7 +32,7 @@ from benchmarks.fleet.ideal import find_population
 from benchmarks.models import FAMILIES
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.published import find_recipe
-from coordinator.masks import settle_masks
+from coordinator.masks import MASKS, settle_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.service.courses import Evaluator
@@ -71,8 +71,8 @@ class StudyOutcome:
 class Study:
     """An experiment, made and ready to run once.
 
-    `task`, `machine` (the coordinator's settings), `model`, `population` and `simulation` are there
-    for whoever wants to look closer.
+    `task`, `machine` (the coordinator's settings), `model`, `population`, `data` and `simulation`
+    are there for whoever wants to look closer; `simulation` from the first round on.
     """
 
     def __init__(
@@ -88,7 +88,7 @@ class Study:
         """
         self.config = config
         self.population = find_population(config.fleet) if population is None else population
-        self._data = _dataset(config, data_dir) if config.simulation.train else None
+        self.data = _dataset(config, data_dir) if config.simulation.train else None
         self.task = _task(config)
         self.model = GlobalModel(
             self.task.plan,
@@ -101,13 +101,44 @@ class Study:
         masks = settle_masks(machine.masks, self.task.plan, lambda: self.model.norms)
         self.machine: RoundsConfig | FragmentsConfig = replace(machine, masks=masks)
         self.simulation: FleetSimulation | None = None
-        self._runtime: Predictor | None = None
         self._last: FleetRound | None = None
+
+    @cached_property
+    def graphs(self) -> CompiledGraphs:
+        """The compiled graphs of the task."""
+        return _graphs(self.config.model_name, self.task, self.machine)
+
+    @cached_property
+    def runtime(self) -> Predictor:
+        """Runs the model and its levels, to measure them."""
+        return Predictor(self.task.plan, self.graphs.manifest, self.graphs.files)
+
+    @cached_property
+    def rows(self) -> list[NDArray[np.int64]]:
+        """The training samples of every device, by their numbers in `data`; empty without data."""
+        return [] if self.data is None else deal_rows(self.config, self.data, len(self.population))
+
+    def settings(self) -> dict[str, Any]:
+        """Return every setting as a plain value, those too that the settings leave to the run."""
+        local, masks = self.machine.local_rule, type(self.machine.masks)
+        found = {
+            **self.config.plain(),
+            "run.widths": local.widths,
+            "run.rescale": local.rescale,
+            "run.clip_norm": local.clip_norm or 0.0,
+            "mask.name": next((name for name, kind in MASKS.items() if kind is masks), None),
+        }
+        if isinstance(self.machine, RoundsConfig):
+            found |= {"run.rounds": self.machine.rounds, "run.grow": self.machine.grow}
+            found["run.robust"] = self.machine.robust.name
+        else:
+            found["run.updates"] = self.machine.updates
+        return found
 
     def run(self) -> Iterator[FleetRound]:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
-            more = {} if self._data is None else self._training(self._data, stack)
+            more = {} if self.data is None else self._training(self.data, stack)
             self.simulation = FleetSimulation(self.machine, self.model, self.population, **more)
             for each in self.simulation.run():
                 self._last = each
@@ -117,18 +148,17 @@ class Study:
         """Return the end of a run; measures every level. Raises `ValueError` before `run`."""
         if self._last is None:
             raise ValueError("no round of this study has closed: iterate over run() first")
-        if self._data is None or self._runtime is None:
+        if self.data is None:
             return StudyOutcome({}, {}, self._last)
-        validation, test = (self._scored(each).accuracies for each in self._checks(self._data))
+        validation, test = (self.measure(each).accuracies for each in self._checks(self.data))
         return StudyOutcome(validation, test, self._last)
 
-    def _scored(self, data: ArrayData) -> LevelScores:
+    def measure(self, data: ArrayData) -> LevelScores:
+        """Measure every level of the model as it is now, on these samples."""
         levels, model = self.machine.unscored(), self.model
         choices = {each.level: each.groups for each in levels.levels}
-        if self._runtime is None:
-            return levels
         return evaluate_levels(
-            self._runtime, model.weights, model.buffers, choices, data, rescale=levels.rescale
+            self.runtime, model.weights, model.buffers, choices, data, rescale=levels.rescale
         )
 
     def _checks(self, data: Dataset) -> tuple[ArrayData, ArrayData]:
@@ -138,10 +168,9 @@ class Study:
 
     def _training(self, data: Dataset, stack: ExitStack) -> dict[str, Any]:
         config, plan = self.config, self.task.plan
-        graphs = _graphs(config.model_name, self.task, self.machine)
-        self._runtime = Predictor(plan, graphs.manifest, graphs.files)
+        graphs = self.graphs
         names = {name: place for place, (name, _) in enumerate(self.population.devices())}
-        dealt = deal_out(data.train, deal_rows(config, data, len(names)))
+        dealt = deal_out(data.train, self.rows)
         training = CohortTraining(
             plan,
             graphs.manifest,
@@ -158,9 +187,9 @@ class Study:
             "samples": dealt.counts(),
             "manifest": graphs.manifest,
             "evaluate": _Seldom(
-                Evaluator(self._runtime, validation),
+                Evaluator(self.runtime, validation),
                 config.simulation.evaluate_every,
-                _reports(self.machine),
+                config.reports,
             ),
         }
 
@@ -173,7 +202,8 @@ def run_study(config: StudyConfig, data_dir: Path | None = None) -> Iterator[Fle
 def round_row(each: FleetRound) -> dict[str, Any]:
     """Return a round as plain values."""
     trained = [device for device in each.report.devices if device.level is not None]
-    losses = [device.loss for device in trained if device.loss is not None]
+    # Nothing was trained where all losses are 0 (`HollowTraining`).
+    losses = [device.loss for device in trained if device.loss]
     spent = {entry.name: getattr(each, entry.name) for entry in fields(each)[1:]}
     return {
         "round": each.report.round,
@@ -220,12 +250,6 @@ class _Seldom:
         if self._calls % self._every and self._calls != self._last:
             return levels
         return self._evaluate(model, levels)
-
-
-def _reports(machine: RoundsConfig | FragmentsConfig) -> int:
-    if isinstance(machine, FragmentsConfig):
-        return -(-machine.updates // machine.min_devices)
-    return machine.rounds
 
 
 @lru_cache(maxsize=4)

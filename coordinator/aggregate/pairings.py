@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from coordinator.aggregate.rules import ASYNC_RULES, RULES, FedRaa, Rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MASKS, MaskPolicy, OrderedMasks
 from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.random import RandomMasks
+from edge_sdk.decide.budget import OFTEN, outlived_share
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -162,6 +165,32 @@ def level_advice(
         if not has_data:
             said.append(none)
     return said
+
+
+def horizon_advice(
+    rule: Rule | FedRaa, shares: Iterable[tuple[float, bool]], asked: float = 1.0
+) -> str | None:
+    """Warn if skipping devices often have no movement that is young enough; None: they have.
+
+    `shares`: for each device, its share `p` of rounds, and True if they are evenly spread. `asked`:
+    share of the devices that take part in a round.
+    """
+    if isinstance(rule, FedRaa) or rule.counts_within is None:
+        return None
+    within = rule.counts_within
+    lost = [
+        (outlived_share(p * asked, within, even=even and asked >= 1), p)
+        for p, even in shares
+        if p < 1
+    ]
+    most, rarest = max(lost, default=(0.0, 1.0))
+    if most < OFTEN:
+        return None
+    return (
+        f"warning: horizon = {within} drops about {most:.0%} of the old movements of a device that "
+        f"trains in {rarest * asked:.1%} of rounds: set a horizon of several times "
+        f'{1 / (rarest * asked):.0f}, or "none"'
+    )
 
 
 def _whole(rule: Rule | FedRaa) -> bool:

@@ -24,6 +24,9 @@ class Recipe:
     mask_options: Mapping[str, Any] = field(default_factory=dict)
     local: Mapping[str, Any]
     """Fields of `LocalRule` that belong to the system; the others are free."""
+    tuned: Mapping[str, Any] = field(default_factory=dict)
+    """Fields of `LocalRule` that the system is known for and that are chosen for each task, with
+    the values to start from."""
     source: str
     """Citation."""
     differs: str = ""
@@ -33,14 +36,18 @@ class Recipe:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Return the settings that make the system, by their keys in a run's file."""
+        """Return the settings that make the system, by their keys in a run's file.
+
+        Those of `tuned` may be given otherwise.
+        """
         plain = {"widths": "own", "distillation": 0.0, "classes": "all", "grow": 0.0}
+        local = {**plain, **self.tuned, **self.local}
         return {
             "rule.name": self.rule,
             **{f"rule.options.{name}": value for name, value in self.rule_options.items()},
             "mask.name": self.masks,
             **{f"mask.options.{name}": value for name, value in self.mask_options.items()},
-            **{f"run.{name}": value for name, value in {**plain, **self.local}.items()},
+            **{f"run.{name}": value for name, value in local.items()},
         }
 
     def check_model(self, plan: ModelPlan) -> None:
@@ -56,7 +63,7 @@ class Recipe:
         return (
             make_rule(self.rule, **self.rule_options),
             make_masks(self.masks, **self.mask_options),
-            LocalRule(**{**local, **self.local}),
+            LocalRule(**{**self.tuned, **local, **self.local}),
         )
 
 
@@ -68,10 +75,43 @@ _HETERO = (
 _FJORD = "Horváth et al., FjORD, NeurIPS 2021 (arXiv:2102.13451)"
 
 PUBLISHED: Mapping[str, Recipe] = {
+    "fedprox": Recipe(
+        rule="fedavg",
+        rule_options={"weighting": "samples"},
+        masks="random",
+        local={"rescale": 0.0},
+        tuned={"proximal": 0.01},
+        source="Li et al., Federated Optimization in Heterogeneous Networks, MLSys 2020 "
+        "(arXiv:1812.06127); uniform sampling and means by samples, as in its experiments",
+        differs="every device takes all steps: one that cannot skips, where the paper lets slow "
+        "ones take fewer; proximal is its μ, for which it searches 0.001, 0.01, 0.1 and 1",
+    ),
+    "fedsam": Recipe(
+        rule="fedavg",
+        rule_options={"weighting": "samples"},
+        masks="random",
+        local={"rescale": 0.0},
+        tuned={"sam_radius": 0.1},
+        source="Qu et al., Generalized Federated Learning via Sharpness Aware Minimization, ICML "
+        "2022 (arXiv:2206.02618), and Caldarola et al., Improving Generalization in Federated "
+        "Learning by Seeking Flat Minima, ECCV 2022 (arXiv:2203.11834), whose code has a radius of "
+        "0.1 for CIFAR-10",
+        differs="no stochastic weight averaging (Caldarola et al.) and no momentum of the run's "
+        "direction on devices (MoFedSAM)",
+    ),
     "oap": Recipe(
         masks="coverage",
         local={"rescale": 0.0},
         source="Zhou et al., Every Parameter Matters, NeurIPS 2023",
+    ),
+    "prunefl": Recipe(
+        masks="prunefl",
+        local={"rescale": 0.0},
+        source="Jiang et al., Model Pruning Enables Efficient Federated Learning on Edge Devices, "
+        "IEEE Transactions on Neural Networks and Learning Systems 2022 (arXiv:1909.12326)",
+        differs="whole groups are pruned, not single parameters, and keep their weights, which "
+        "return with them; the squared gradient is that of a round's movement; costs are counted, "
+        "not measured; no device prunes by magnitude before the first round",
     ),
     "ist": Recipe(
         masks="disjoint",
@@ -156,8 +196,12 @@ def recipe_preset(
     name = given[key].value if key in given else None
     if not isinstance(name, str):
         return {}  # there is none; or it is no name, which the reader complains about
-    settings = {named(each): value for each, value in find_recipe(name).settings.items()}
+    recipe = find_recipe(name)
+    settings = {named(each): value for each, value in recipe.settings.items()}
+    free = {named(f"run.{each}") for each in recipe.tuned}
     for own, value in settings.items():
+        if own in free:
+            continue
         for other, (said, where) in given.items():
             if (other == own and not _same(said, value)) or own.startswith(f"{other}."):
                 raise ConfigError(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from coordinator.masks.contract import MaskPolicy, Masks, OrderedMasks
+from coordinator.masks.contract import MaskPolicy, Masks, MeasuringMasks, OrderedMasks
 from coordinator.masks.groups.fragments import fragments_of
 from coordinator.masks.levels import Narrower, level_choices, level_groups, settle_masks
 from coordinator.masks.policies.coverage import CoverageMasks
@@ -17,6 +17,7 @@ from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.greedy import GreedyMasks
 from coordinator.masks.policies.nested import CoreMasks, NestedMasks
+from coordinator.masks.policies.prunefl import PruneFlMasks
 from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
 from coordinator.masks.policies.static import StaticMasks
@@ -27,6 +28,7 @@ __all__ = [
     "MASKS",
     "MaskPolicy",
     "Masks",
+    "MeasuringMasks",
     "Narrower",
     "OrderedMasks",
     "Situation",
@@ -45,6 +47,7 @@ MASKS: dict[str, type[MaskPolicy]] = {
     "core": CoreMasks,
     "greedy": GreedyMasks,
     "coverage": CoverageMasks,
+    "prunefl": PruneFlMasks,
     "disjoint": DisjointMasks,
     "gre-raa": GreRaaMasks,
 }

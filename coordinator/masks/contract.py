@@ -57,3 +57,15 @@ class OrderedMasks(MaskPolicy, Protocol):
 
     def nests(self, plan: ModelPlan) -> bool:
         """True if the groups of a level lie within those of every larger level."""
+
+
+@runtime_checkable
+class MeasuringMasks(MaskPolicy, Protocol):
+    """A policy that measures, in some rounds, how important blocks are to training.
+
+    In such a round, devices are asked for the whole model. One that cannot afford it offers what it
+    can. `Situation.importance` then holds the result until the next measurement.
+    """
+
+    def measures(self, round: int) -> bool:
+        """True if this round measures."""

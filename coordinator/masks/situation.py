@@ -29,6 +29,9 @@ class Situation:
     norms: NDArray[np.float64] | None
     """For every block, the squared norm of its weights; None unless the policy `uses_norms`."""
     stream: np.random.Generator
+    importance: NDArray[np.float64] | None = None
+    """For every block, the mean over devices of its squared movement in the last round that
+    measured it; None: none did, or the policy does not measure."""
 
     @property
     def levels(self) -> dict[str, float]:

@@ -49,7 +49,8 @@ def settled(
     if collects:
         return None if device in state.assigned else _unasked(state, device, round)
     past = state.past.get(round)
-    if past is None:
+    is_old = state.round - round >= config.max_staleness
+    if past is None or (is_old and device not in past.expected):
         old = f"round {round} is more than {config.max_staleness} rounds old, or was interrupted"
         return receipt_of(device, round, Outcome.LATE, old)
     if device in past.outcomes:
@@ -264,7 +265,8 @@ def remembers(config: RoundsConfig, state: RoundsState) -> bool:
 
 def replay_within(config: RoundsConfig) -> int:
     """Largest age in rounds at which the rule accepts a replay and its assignment is known."""
-    return min(config.rule.replay_within, config.max_staleness)
+    within = config.rule.replay_within
+    return within if config.rule.ageless else min(within, config.max_staleness)
 
 
 def _is_closed(state: RoundsState, round: int) -> str:

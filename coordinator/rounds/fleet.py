@@ -94,6 +94,9 @@ class FleetRecord:
     """Agreement of each device with the others of its rounds, where it is measured."""
     norms: NDArray[np.float64] | None = None
     """Per block, the squared norm of the global weights; None if they are not known."""
+    importance: NDArray[np.float64] | None = None
+    """Per block, the mean over devices of its squared movement, over γ², in the last round that
+    measured it (`MeasuringMasks`); None: none did."""
 
     def heard(self, bids: Iterable[Bid]) -> FleetRecord:
         """Return the record updated with the facts in a round's bids."""
@@ -150,6 +153,20 @@ class FleetRecord:
         for name in sorted(scales):
             usual = usual.learn(scales[name])
         return replace(self, usual=usual)
+
+    def measured(self, plan: ModelPlan, scales: Mapping[str, Scale]) -> FleetRecord:
+        """Return the record after a round that measured, whatever the order of its movements.
+
+        Those of the whole model count. Without any, the earlier measurement stays.
+        """
+        blocks = len(plan.block_ids(plan.choose(plan.full_groups())))
+        whole = [scales[name] for name in sorted(scales) if len(scales[name].ids) == blocks]
+        if not whole:
+            return self
+        total = np.zeros(plan.block_count)
+        for scale in whole:
+            total[scale.ids] += scale.square
+        return replace(self, importance=total * plan.block_sizes / len(whole))
 
     def covered(self, plan: ModelPlan, round: int, counted: Mapping[str, Groups]) -> FleetRecord:
         """Return the record after a round in which these devices trained these groups."""

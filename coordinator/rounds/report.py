@@ -93,6 +93,9 @@ class RoundReport:
     """The run's levels, largest first."""
     deploy: float | None = None
     """The level to deploy: the most accurate one, the smallest of equals; None if not known."""
+    outdated: int = 0
+    """Devices that skipped and did not count, because their last movement was older than the
+    rule's `horizon`."""
     quarantined: tuple[str, ...] = ()
     """Devices whose bids are declined from now on."""
 

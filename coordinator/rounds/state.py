@@ -18,6 +18,7 @@ from coordinator.aggregate.robust import Robust
 from coordinator.aggregate.rules import Rule
 from coordinator.aggregate.screening import Scale
 from coordinator.errors import ConfigError
+from coordinator.masks import MeasuringMasks
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.events import (
     Accept,
@@ -145,6 +146,10 @@ class RoundsConfig(RunConfig):
     def warms_up(self, round: int) -> bool:
         """True if the rule needs a movement from every device in this round."""
         return round <= self.rule.warmup_rounds
+
+    def measures(self, round: int) -> bool:
+        """True if the masks measure the importance of blocks in this round."""
+        return isinstance(self.masks, MeasuringMasks) and self.masks.measures(round)
 
     def drawn(self, round: int) -> int | None:
         """Most devices that are drawn for this round; None means that all take part."""

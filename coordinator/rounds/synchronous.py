@@ -422,6 +422,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
         times_covered=fleet.times_covered,
         norms=fleet.norms,
         stream=stream(config.seed, "masks", state.round),
+        importance=fleet.importance,
     )
     assigned = config.masks(situation) if offers else {}
     deadline = now + config.train_deadline_s
@@ -585,8 +586,7 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         late=tuple(sorted(state.late)),
         refused=dict(sorted(objections.items())),
     )
-    horizon = state.round - config.max_staleness
-    past = {number: entry for number, entry in state.past.items() if number > horizon}
+    past = _recent(config, state)
     past[state.round] = PastRound(
         expected_of_all(config, state),
         {
@@ -609,6 +609,8 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
     fleet = state.fleet.learned(fresh).covered(
         config.plan, state.round, {name: state.assigned[name] for name in commit.fresh}
     )
+    if config.measures(state.round):
+        fleet = fleet.measured(config.plan, fresh)
     skips = {name: refused_bid(name, state.round, why) for name, why in commit.refused.items()}
     state = replace(
         state,
@@ -621,6 +623,30 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         fleet=replace(fleet, standings=standings),
     )
     return state, [commit]
+
+
+def _recent(config: RoundsConfig, state: RoundsState) -> dict[int, PastRound]:
+    """Return the closed rounds whose assignments are still needed.
+
+    Where a replay may be of any age, older rounds keep those of the devices that may still send
+    their movement again: the ones of which no later movement counted.
+    """
+    horizon = state.round - config.max_staleness
+    past = {number: entry for number, entry in state.past.items() if number > horizon}
+    if not (config.rule.ageless and config.rule.replay_within):
+        return past
+    last = state.fleet.trained
+    for number, entry in state.past.items():
+        if number <= horizon:
+            kept = {n: each for n, each in entry.expected.items() if last.get(n, 0) <= number}
+            if kept:
+                past[number] = replace(
+                    entry,
+                    expected=kept,
+                    outcomes={n: each for n, each in entry.outcomes.items() if n in kept},
+                    reasons={n: each for n, each in entry.reasons.items() if n in kept},
+                )
+    return dict(sorted(past.items()))
 
 
 def _objections(config: RoundsConfig, state: RoundsState) -> dict[str, str]:
@@ -663,7 +689,7 @@ def invitation_of(config: RoundsConfig, state: RoundsState) -> RoundOpen:
     return config.opening(
         state.round,
         whole=config.wants_whole(state.round),
-        warmup=config.warms_up(state.round),
+        warmup=config.warms_up(state.round) or config.measures(state.round),
         replay_within=replay_within(config),
         rounds_left=max(1, config.rounds - (state.round - state.void) + 1),
         largest=_largest(config, state),

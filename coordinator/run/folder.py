@@ -682,6 +682,7 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
         "times_covered": fleet.times_covered,
         **{f"{_BUFFER}{name}": array for name, array in checkpoint.buffers.items()},
         **pack_usual(fleet.usual),
+        **({} if fleet.importance is None else {"importance": fleet.importance}),
     }
     accuracy, best_round = checkpoint.best
     state = {
@@ -762,6 +763,7 @@ def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> C
             samples=PersistentMap(state["samples"]),
             total_samples=sum(state["samples"].values()),
             usual=unpack_usual(arrays),
+            importance=arrays.get("importance"),
             agreements=PersistentMap(
                 {name: Agreed(*each) for name, each in state.get("agreements", {}).items()}
             ),

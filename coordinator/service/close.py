@@ -11,7 +11,14 @@ import numpy as np
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.contribution import Contribution, PackedBlocks
-from coordinator.aggregate.memory import DiskMemory, Memory, MemoryConfig, MemoryType, RamMemory
+from coordinator.aggregate.memory import (
+    NO_LIMIT,
+    DiskMemory,
+    Memory,
+    MemoryConfig,
+    MemoryType,
+    RamMemory,
+)
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerMoments
 from coordinator.aggregate.robust import THIN
@@ -19,7 +26,7 @@ from coordinator.aggregate.robust.agreement import agreements
 from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
-from coordinator.aggregate.rules import Closing
+from coordinator.aggregate.rules import Closing, Rule
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.encoding.codec import decode_blocks
@@ -98,7 +105,7 @@ def open_memory(
     settings = MemoryConfig(
         memory_type=memory_type,
         damping=rule.damping,
-        max_staleness=config.max_staleness,
+        max_staleness=NO_LIMIT if rule.ageless else config.max_staleness,
         weighting=rule.weighting,
         sums=rule.sums,
         threads=threads,
@@ -155,6 +162,7 @@ def close_round(
         replayed=parts[len(fresh) : first_late],
         silent=commit.silent,
         registered=rule.total_weight(len(state.devices), state.fleet.total_samples),
+        asked=_asked(rule, state, commit),
         memory=memory,
         robust=config.robust,
         threads=threads,
@@ -169,6 +177,13 @@ def close_round(
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active)
     return compared
+
+
+def _asked(rule: Rule, state: RoundsState, commit: Commit) -> float:
+    """Return the weight of all selected devices of a round."""
+    names, known = [*commit.fresh, *commit.replayed, *commit.silent], state.fleet.samples
+    samples = sum(known.get(name, 0) for name in names) if rule.weighting == "samples" else 0
+    return rule.total_weight(len(names), samples)
 
 
 def _note_thin(config: RoundsConfig, round: int, fresh: Sequence[Contribution]) -> None:

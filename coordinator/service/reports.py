@@ -81,11 +81,21 @@ def report_round(
         compression_noise=noise,
         skip_share=1 - len(commit.fresh) / max(1, len(state.selected)),
         longest_skip=longest_skip(state.fleet, round, state.selected),
+        outdated=_outdated(config, commit, memory),
         seconds=seconds,
         levels=level_reports(plan, state.fleet, scores),
         deploy=scores.deploy,
         quarantined=tuple(quarantined(state.fleet.standings)),
     )
+
+
+def _outdated(config: RoundsConfig, commit: Commit, memory: Memory | None) -> int:
+    """Count the silent devices whose entries in memory are all too old for the rule."""
+    within = config.rule.counts_within
+    if within is None or memory is None:
+        return 0
+    newest = [int(memory.rounds(name).max(initial=0)) for name in commit.silent]
+    return sum(0 < made < commit.round - within for made in newest)
 
 
 def report_updates(

@@ -35,6 +35,7 @@ from coordinator.service.courses import (
 from coordinator.service.reports import report_round
 from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
+from edge_sdk.decide.budget import OFTEN
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import (
     Bid,
@@ -48,6 +49,9 @@ from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
 
 log = logging.getLogger(__name__)
+
+MANY_OUTDATED = 10
+"""Skips that were too old to count, before anybody is warned."""
 
 
 class RoundsCourse:
@@ -92,6 +96,8 @@ class RoundsCourse:
         self._closed: _ClosedRound | None = None
         """A round whose commit waits for the result of a survey."""
         self._surveying = Surveying(config, parts.outlet)
+        self._outdated, self._skips = 0, 0
+        """Skips so far in this process that were too old to count, and all; none once warned."""
         self._held: list[rounds.Event] = []
         """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
@@ -465,6 +471,7 @@ class RoundsCourse:
             self._memory.commit()
         parts.store.prune()
         parts.record(report, line)
+        self._warn_of_age(report)
         self._arrivals.clear()
         parts.store.forget_round()
         parts.store.clear_kept()
@@ -474,6 +481,26 @@ class RoundsCourse:
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         parts.outlet.deliver(choices, commit.round, parts.trained(scores, state.fleet))
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
+
+    def _warn_of_age(self, report: RoundReport) -> None:
+        """Say once that many skipping devices do not count, because they train too rarely."""
+        if self._skips < 0:
+            return
+        self._outdated += report.outdated
+        self._skips += sum(each.level is None for each in report.devices)
+        if self._outdated < MANY_OUTDATED or self._outdated < OFTEN * self._skips:
+            return
+        log.warning(
+            "round %d: %d of %d skips so far did not count, because the device's last movement was "
+            "older than horizon = %s rounds: set a horizon of several times the rounds between two "
+            'trainings of a device, or "none"',
+            report.round,
+            self._outdated,
+            self._skips,
+            self._config.rule.counts_within,
+            extra={"facts": {"event": "horizon", "round": report.round}},
+        )
+        self._skips = -1
 
     def _taught(self, commit: rounds.Commit) -> FleetRecord:
         """Return the fleet's record with those who taught the model beside the fresh movements."""

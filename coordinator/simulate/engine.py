@@ -11,6 +11,7 @@ state machine, so stragglers, deadlines, quorum and fragments behave as they do 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -18,14 +19,18 @@ from functools import partial
 from math import inf
 from typing import Protocol
 
+from coordinator.aggregate.pairings import horizon_advice
 from coordinator.errors import CoordinatorError
 from coordinator.rounds import events
+from coordinator.rounds.config import RunConfig
 from coordinator.rounds.report import RoundReport
+from coordinator.rounds.state import RoundsConfig
 from coordinator.service.courses import Said
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from coordinator.simulate.timeline import Happening, Timeline
+from edge_sdk.decide.decision import Policy
 from edge_sdk.protocol.messages.round import (
     Assignment,
     Bid,
@@ -42,11 +47,22 @@ COORDINATOR = "coordinator"
 MAX_IDLE = 1000
 """Deadlines without messages or a new model after which a run gives up."""
 
+log = logging.getLogger(__name__)
+
 Told = RoundOpen | Assignment | Receipt | RoundClosed | Survey
 """Messages to devices."""
 Sent = Bid | SurveyFinding | Movement | Replay | events.Joined | events.Left
 """Messages of devices, and their coming and going."""
 Course = RoundsCourse | FragmentsCourse
+
+
+def warn_of_horizon(config: RunConfig, policies: Iterable[Policy], devices: int) -> None:
+    """Log a warning if devices of these policies train too rarely for the rule's horizon."""
+    wanted = config.participants if isinstance(config, RoundsConfig) else None
+    asked = min(1.0, wanted / devices) if wanted is not None else 1.0
+    shares = ((each.participation, each.schedule == "round-robin") for each in policies)
+    if (said := horizon_advice(config.rule, shares, asked)) is not None:
+        log.warning("%s", said)
 
 
 class VirtualDevice(Protocol):

@@ -37,7 +37,7 @@ from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses import Evaluate, Parts
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
-from coordinator.simulate.engine import Sent, Told, VirtualRun
+from coordinator.simulate.engine import Sent, Told, VirtualRun, warn_of_horizon
 from coordinator.simulate.pace import DeviceClock, MemberTimes, times_of
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from coordinator.task.levels import LevelScores
@@ -139,6 +139,7 @@ class Federation:
             self._devices[member.name] = _Device(
                 len(self._devices), member, backend, self._outlet, config, times, runtime
             )
+        warn_of_horizon(config, (member.policy for member in members), len(members))
         self._run = VirtualRun(
             self._start, self._store, self._outlet, self._devices, threads=threads
         )

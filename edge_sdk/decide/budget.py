@@ -20,7 +20,10 @@ MARGIN = 1.25
 """A prediction may be off by this factor before it is renewed, so that much must be left."""
 SMOOTHING = 0.3
 """Weight of the newest interval between rounds."""
-DONE = 1 - 1e-9
+OFTEN = 0.1
+"""Share of skips without a young enough movement that is worth a warning."""
+SLACK = 1e-9
+DONE = 1 - SLACK
 """Slightly below 1: ten tenths are one, whatever their float64 sum is."""
 
 
@@ -109,3 +112,24 @@ def take_turn(history: History, p: float, phase: float) -> tuple[bool, History]:
     if turn >= DONE:
         return True, replace(history, turn=max(0.0, turn - 1))
     return False, replace(history, turn=turn)
+
+
+def common_turn(round: int, p: float) -> bool:
+    """Round-robin in step: decide if this round is one of the share `p`, the same on all devices.
+
+    It is where `⌈p · round⌉` grows: in the first round, and then once every `1/p` rounds. A device
+    that is asked in some rounds alone, or whose share changes, keeps to the rhythm of all.
+    """
+    return math.ceil(p * round - SLACK) > math.ceil(p * (round - 1) - SLACK)
+
+
+def outlived_share(p: float, within: int, *, even: bool) -> float:
+    """Share of a device's skips in which its last movement is more than `within` rounds old.
+
+    `even`: it trains once every `1/p` rounds, else with probability `p`: then a skip comes `a`
+    rounds after the last training with probability `p (1 − p)^(a − 1)`.
+    """
+    if not even:
+        return (1 - p) ** within
+    skips = 1 / p - 1
+    return max(0.0, 1 - within / skips) if skips > 0 else 0.0

@@ -14,7 +14,8 @@ and a named random stream. Laws:
   (*round-robin*).
 
 The skip rule is CCFL's (docs/algorithms.md): a device whose budget allows a share `p` of all
-rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*).
+rounds trains once every `1/p` rounds (*round-robin*), or with probability `p` (*ad-hoc*). With a
+common phase, all devices of one share train in the same rounds (CCFL's *synchronization*).
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from edge_sdk.decide.budget import Allowance, History, take_turn
+from edge_sdk.decide.budget import Allowance, History, common_turn, take_turn
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.gates import Gate, Limits, check_gates
 from edge_sdk.machine.snapshot import Battery, Snapshot
@@ -34,6 +35,7 @@ from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.streams import stream
 
 Schedule = Literal["round-robin", "ad-hoc"]
+Phase = Literal["own", "common"]
 Prefer = Literal["smaller", "rarer"]
 Code = Literal[
     "full",
@@ -89,6 +91,9 @@ class Policy:
     """Largest share of rounds to take part in."""
     schedule: Schedule = "round-robin"
     """Rounds of a smaller share: evenly spread (`round-robin`) or drawn by lot (`ad-hoc`)."""
+    phase: Phase = "own"
+    """Beginning of round-robin: each device's `own`, so that devices take turns, or `common` to all
+    devices with the same share, which then train and skip in the same rounds (for studies)."""
     prefer: Prefer = "smaller"
     """Answer to a shortage of energy: a smaller level, or rarer rounds."""
     max_gap: Annotated[Count | None, Example(10)] = None
@@ -139,7 +144,7 @@ class Sight:
     """Only the whole model is useful this round."""
     warmup: bool = False
     """Every device that can should train the whole model this round, regardless of `Policy.level`
-    and the share of rounds."""
+    and the share of rounds. One that cannot decides as usual, unless it is also `whole`."""
     largest: float = 1.0
     """The largest level that is trained this round."""
     now_s: float = 0.0
@@ -182,7 +187,7 @@ def decide(
         least = weighed[-1]
         return Decision(None, f"skip: {_name(least.level)} {least.reason}", least.code, 0.0, skip)
     trained = replace(history, skipped=0)
-    if sight.warmup:
+    if sight.warmup and affordable[0].level == 1:
         reason = "full model: this round everybody trains everything"
         return _with_passes(Decision(1.0, reason, "whole", 1.0, trained), policy, sight, history)
 
@@ -224,10 +229,12 @@ def gates(policy: Policy, sight: Sight) -> list[Gate]:
 def verdicts(policy: Policy, sight: Sight, history: History) -> list[Verdict]:
     """Assess every offered level, largest first."""
     levels = policy.offered_levels()
-    if sight.whole or sight.warmup:
+    if sight.whole:
         if policy.level < 1 and not sight.warmup:
             return [Verdict(1.0, 0.0, "owner", "is more than this device's owner allows")]
         levels = (1.0,)
+    elif sight.warmup:
+        levels = (1.0, *(level for level in levels if level < 1))
     # A device that offers nothing so small is given a part of what it offers.
     levels = tuple(level for level in levels if level <= sight.largest) or levels[-1:]
     if not sight.costs:
@@ -341,6 +348,8 @@ def _takes_part(
 ) -> tuple[bool, History]:
     if policy.schedule == "ad-hoc":
         return bool(stream(seed, device, round, "skip").random() < p), history
+    if policy.phase == "common":
+        return common_turn(round, p), history
     phase = stream(seed, device, "phase").random() if history.turn is None else 0.0
     return take_turn(history, p, phase)
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT
+from edge_sdk.decide.budget import OFTEN, outlived_share
 from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.examining import Examiner, UnfetchedError
@@ -152,6 +153,7 @@ class DeviceApp(Generic[K]):
         self._overtaken = overtaken
         self._should_stop = should_stop
         self._clock = clock
+        self._warned_of_age = False
 
     def _misfit(self) -> str | None:
         """Return the reason why the data does not fit the task; None: it does."""
@@ -336,7 +338,25 @@ class DeviceApp(Generic[K]):
             seed=self._seed,
         )
         self._observer.decided(opened, decision)
+        self._warn_of_age(opened, decision.share)
         return decision
+
+    def _warn_of_age(self, opened: RoundOpen, share: float) -> None:
+        """Say once that this device trains so rarely that its replays are often too old."""
+        if self._warned_of_age or not (self._policy.keeps_copy and opened.replay_within):
+            return
+        even = self._policy.schedule == "round-robin"
+        lost = outlived_share(share, opened.replay_within, even=even) if 0 < share < 1 else 0.0
+        if lost < OFTEN:
+            return
+        self._warned_of_age = True
+        log.warning(
+            "this device trains in %.0f %% of rounds, and replays count for %d rounds: about %.0f "
+            "%% of its skips have nothing to replay; the coordinator's horizon should be several "
+            "times %.0f",
+            *(100 * share, opened.replay_within, 100 * lost, 1 / share),
+            extra=fact("horizon", round=opened.round, within=opened.replay_within),
+        )
 
     def _attempt(self, round: int, work: Callable[[], Event]) -> Event:
         """Do the work and return its event; an error fails this round, never the device."""

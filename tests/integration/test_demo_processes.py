@@ -285,6 +285,8 @@ def test_demo_of_programs_refuses_what_is_for_one_process(
             "recipe fjord sets mask = 'nested', but --mask gives",
         ),
         (("--recipe", "nefl"), "the demo's has none"),
+        (("--recipe", "fedprox", "--local-option", "rescale=1"), "sets local.rescale = 0.0, but"),
+        (("--local-option", "proximale=1"), "no option 'proximale'; did you mean 'proximal'?"),
         (("--widths", "sandwich", "--mask", "rolling"), "rolling masks have no order"),
         (("--widths", "sandwich", "--rule", "fed-raa"), "leave widths at own"),
     ],

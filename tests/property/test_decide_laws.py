@@ -118,8 +118,9 @@ def test_decision_repeats_and_makes_a_bid(
 ) -> None:
     decision = answer(policy, sight, history, round)
     assert decision == answer(policy, sight, history, round)
-    everything = sight.whole or sight.warmup
-    assert size(decision) in (0.0, *([1.0] if everything else policy.offered_levels()))
+    own = () if sight.whole else policy.offered_levels()
+    whole = (1.0,) if sight.whole or sight.warmup else ()
+    assert size(decision) in (0.0, *whole, *own)
     # What the owner allows at most may be exceeded while a rule warms up, and only then.
     assert size(decision) <= (1.0 if sight.warmup else policy.level)
     assert decision.reason.startswith("skip: ") == (decision.level is None)

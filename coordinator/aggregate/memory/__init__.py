@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
-from coordinator.aggregate.memory.contract import Made, MemoryConfig, MemoryType, Piece
+from coordinator.aggregate.memory.contract import (
+    NO_LIMIT,
+    Made,
+    MemoryConfig,
+    MemoryType,
+    Piece,
+)
 from coordinator.aggregate.memory.disk.memory import DiskMemory, stored_config
 from coordinator.aggregate.memory.disk.space import estimate_bytes
 from coordinator.aggregate.memory.errors import MemoryBusy, MemoryDamaged, MemoryStoreError
@@ -10,6 +16,7 @@ from coordinator.aggregate.memory.newest import Memory
 from coordinator.aggregate.memory.ram import RamMemory
 
 __all__ = [
+    "NO_LIMIT",
     "DiskMemory",
     "Made",
     "Memory",

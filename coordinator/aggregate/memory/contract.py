@@ -36,6 +36,10 @@ Reader = Callable[[int, Float64], None]
 Several threads call it at a time, each with other stretches; together they are the whole model."""
 
 
+NO_LIMIT = 1_000_000
+"""More rounds than any run has: an age that is never reached."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MemoryConfig:
     """Settings of a memory. Raises `ConfigError` for values that make no sense."""
@@ -44,7 +48,7 @@ class MemoryConfig:
     """Type of held values; `values.py` states each type's bound."""
     damping: float = 1.0
     """ρ: factor that an entry's share of `total` fades by every round. In (0, 1]."""
-    max_staleness: int = 1_000_000
+    max_staleness: int = NO_LIMIT
     """Rounds after which an entry leaves."""
     weighting: Weighting = "uniform"
     """An entry's weight: 1, the device's samples, or the movement's level."""

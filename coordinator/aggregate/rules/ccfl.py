@@ -4,17 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal
+from pathlib import Path
+from typing import Annotated, Any, ClassVar, Literal, get_args
 
 import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
-from coordinator.aggregate.memory import Memory, Piece
+from coordinator.aggregate.memory import NO_LIMIT, Memory, Piece
 from coordinator.aggregate.robust import Weighed
-from coordinator.aggregate.robust.sums import Term, block_sums, divide, sum_terms
+from coordinator.aggregate.robust.sums import Float64, Term, block_sums, divide, sum_terms
 from coordinator.aggregate.rules.rule import Closing, Rule
 from coordinator.errors import ConfigError
+from edge_sdk.program.settings import Spelling
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, select_blocks
+
+Absent = Literal["left-out", "zero"]
+
+
+WORDS = 'a whole number of rounds, or "none" for no limit'
+
+
+def _read_horizon(value: Any, _: Path) -> Any:
+    if value != "none" and (isinstance(value, bool) or not isinstance(value, int)):
+        raise TypeError
+    return value
+
+
+Horizon = Annotated[int | Literal["none"], Spelling(_read_horizon, WORDS)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,18 +38,36 @@ class Ccfl(Rule):
     """Base of CCFL's rules: their terms and their divisor.
 
     `θ_i += η · Σ terms / c_i`. The terms are fresh movements and, for devices that skipped, their
-    last ones, at most `horizon` (the paper's W) rounds old and scaled to today's learning rate.
-    `c_i` is the number of terms, or of all selected devices where nobody trained `i`, so a lone old
-    movement does not move θ by its full length. A skip without history adds nothing and does not
-    count.
+    last ones, at most `horizon` rounds old ("none" is the paper's: however old) and scaled
+    to today's learning rate. `absent` says what becomes of a selected device that says
+    nothing about `i`:
+
+    - "left-out": `c_i` is the number of terms, or of all selected devices where nobody trained `i`,
+      so a lone old movement does not move θ by its full length;
+    - "zero", the paper's: it counts as a movement of 0, so `c_i = |S_t|`, all selected devices.
     """
 
-    horizon: int = 8
+    horizon: Horizon = 8
+    absent: Absent = "left-out"
 
     def __post_init__(self) -> None:
         Rule.__post_init__(self)
-        if self.horizon < 1:
+        if not (self.horizon == "none" or isinstance(self.horizon, int)):
+            raise ConfigError(f"horizon = {self.horizon!r}: must be {WORDS}")
+        if self.horizon != "none" and self.horizon < 1:
             raise ConfigError(f"horizon must be at least 1 round, not {self.horizon}")
+        if self.absent not in get_args(Absent):
+            raise ConfigError(f"absent is one of {get_args(Absent)}, not {self.absent!r}")
+
+    @property
+    def counts_within(self) -> int | None:
+        """See `Rule`."""
+        return None if self.horizon == "none" else self.horizon
+
+    @property
+    def ageless(self) -> bool:
+        """See `Rule`."""
+        return self.horizon == "none"
 
     def move(self, closing: Closing) -> Float32:
         """Average the fresh movements and those of devices that skipped."""
@@ -44,10 +78,8 @@ class Ccfl(Rule):
         plan, spoken_for = closing.plan, self._old_terms(closing)
         fresh = [(part.blocks, self.weight(part)) for part in closing.fresh]
         weighed = [*fresh, *((blocks, weight) for blocks, weight, _ in spoken_for)]
-        trained = block_sums(plan, [(blocks, 1.0) for blocks, _ in fresh])
-        speaking = block_sums(plan, [(blocks, 1.0) for blocks, _ in weighed])
-        # Where nobody trained a block, its sum is divided by all that were asked.
-        more = np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
+        weights = block_sums(plan, weighed)
+        more = self._more(closing, weights, fresh, weighed)
         if closing.robust.combines:
             old = [Weighed(*term) for term in spoken_for]
             mean, entering = closing.judge([*(Weighed(*pair) for pair in fresh), *old])
@@ -55,8 +87,22 @@ class Ccfl(Rule):
         terms = [Term(blocks, weight) for blocks, weight in fresh]
         terms += [Term(blocks, weight * factor) for blocks, weight, factor in spoken_for]
         total = sum_terms(plan, terms, threads=closing.threads)
-        by = block_sums(plan, weighed) * more
-        return divide(plan, total, by / self.server_rate), closing.fresh
+        return divide(plan, total, weights * more / self.server_rate), closing.fresh
+
+    def _more(
+        self,
+        closing: Closing,
+        weights: Float64,
+        fresh: Sequence[tuple[Blocks, float]],
+        weighed: Sequence[tuple[Blocks, float]],
+    ) -> Float64:
+        """Return, per block, the factor by which `c_i` exceeds the weight of the terms."""
+        if self.absent == "zero":
+            return np.divide(closing.asked, weights, out=np.ones_like(weights), where=weights > 0)
+        trained = block_sums(closing.plan, [(blocks, 1.0) for blocks, _ in fresh])
+        speaking = block_sums(closing.plan, [(blocks, 1.0) for blocks, _ in weighed])
+        # Where nobody trained a block, its sum is divided by all that were asked.
+        return np.where(trained > 0, 1.0, closing.selected / np.maximum(speaking, 1))
 
     def spoken_for(self, closing: Closing) -> list[Blocks]:
         """See `Rule`."""
@@ -70,15 +116,19 @@ class Ccfl(Rule):
         return [
             (part.blocks, self.weight(part), closing.learning_rate / part.learning_rate)
             for part in closing.replayed
-            if closing.round - part.made <= self.horizon
+            if self._counts(closing.round - part.made)
         ]
 
     def _remembered(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return [
             (piece.blocks, piece.made.weight, closing.learning_rate / piece.made.learning_rate)
             for piece in _recalled(closing)
-            if closing.round - piece.made.round <= self.horizon
+            if self._counts(closing.round - piece.made.round)
         ]
+
+    def _counts(self, age: int) -> bool:
+        """Tell if a movement of this age, in rounds, still counts."""
+        return self.horizon == "none" or age <= self.horizon
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +138,7 @@ class Ccfl1(Ccfl):
     @property
     def replay_within(self) -> int:
         """See `Rule`."""
-        return self.horizon
+        return NO_LIMIT if self.horizon == "none" else self.horizon
 
     def _old_terms(self, closing: Closing) -> list[tuple[Blocks, float, float]]:
         return self._replays(closing)

@@ -41,6 +41,8 @@ class Closing:
     registered: float = 0.0
     """All devices ever known: their number, or with `weighting = "samples"` their samples. (With
     `"level"` each counts as a whole model would.)"""
+    asked: float = 0.0
+    """The selected devices: their number, or their samples, as above."""
     memory: Memory | None = None
     robust: Robust = field(default_factory=Robust)
     """Replaces a rule's mean over devices. Movements are clipped already."""
@@ -110,6 +112,16 @@ class Rule:
     def replay_within(self) -> int:
         """Rounds after which a movement can no longer be sent again; 0 means no replays."""
         return 0
+
+    @property
+    def counts_within(self) -> int | None:
+        """Rounds after which a skipping device's last movement no longer counts; None: no such."""
+        return None
+
+    @property
+    def ageless(self) -> bool:
+        """True if no movement is ever too old for memory or a replay, whatever `max_staleness`."""
+        return False
 
     @property
     def warmup_rounds(self) -> int:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from edge_sdk.decide.emulation.fleet import shipped_fleet
-from edge_sdk.program.settings import NOT_A_KEY, Count, Within, check_fields
+from edge_sdk.program.settings import NOT_A_KEY, Count, Within, check_fields, nearest
 from edge_sdk.program.settings.choices import EncodingText
 from edge_sdk.protocol.encoding.encoding import Encoding
-from edge_sdk.protocol.messages.local_rule import Classes, Widths
+from edge_sdk.protocol.errors import ConfigError
+from edge_sdk.protocol.messages.local_rule import Classes, LocalRule, Widths
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +39,8 @@ class DemoConfig:
     """Published system, which sets --rule, --mask, --widths, --grow and --classes; `list` lists
     all."""
     local: Mapping[str, Any] = field(default_factory=dict)
-    """Fields of the devices' local rule that the recipe sets."""
+    """Fields of the devices' local rule, given or set by the recipe; those that are settings here
+    have their own flags."""
     robust: Literal[
         "none",
         "clip",
@@ -77,11 +79,19 @@ class DemoConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
+        known = [each.name for each in fields(LocalRule) if each.name not in OWN]
+        if unknown := [name for name in self.local if name not in known]:
+            name = unknown[0]
+            raise ConfigError(f"the devices' training has no option {name!r}{nearest(name, known)}")
+
+
+OWN = ("widths", "classes", "grow")
+"""Settings of a run's devices that are settings of the demo."""
 
 
 def demo_key(key: str) -> str:
     """Return the demo's name for a key of a run's file that a recipe sets."""
     if key.startswith("run."):
         own = key.removeprefix("run.")
-        return own if own in ("widths", "classes", "grow") else f"local.{own}"
+        return own if own in OWN else f"local.{own}"
     return key.replace(".options", "_options").removesuffix(".name")

@@ -8,8 +8,9 @@ between them, from a stream of its name: the same seed gives the same devices.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -186,6 +187,19 @@ def population_of(
         if count
     ]
     return DevicePopulation(kinds=tuple(kinds), starts=fleet.starts, work=fleet.work)
+
+
+def study_population(kind: DeviceKind, policies: Sequence[Policy], **day: Any) -> DevicePopulation:
+    """Make a population of one kind of device, each with limits of its own, in this order.
+
+    `day`: settings of the population, such as `warm_s`. For studies whose devices have levels and
+    budgets of their own (`study_policies`).
+    """
+    kinds = []
+    for number, (policy, same) in enumerate(groupby(policies)):
+        name = f"{kind.name}-{number:03}"
+        kinds.append(replace(kind, name=name, count=len(list(same)), policy=policy))
+    return DevicePopulation(kinds=tuple(kinds), **day)
 
 
 def _kind_of(member: FleetMember, count: int, policy: Policy) -> DeviceKind:

@@ -16,7 +16,7 @@ from coordinator.service.close import open_memory
 from coordinator.service.courses import Evaluate, Parts
 from coordinator.service.fragments_course import FragmentsCourse
 from coordinator.service.rounds_course import RoundsCourse
-from coordinator.simulate.engine import VirtualRun
+from coordinator.simulate.engine import VirtualRun, warn_of_horizon
 from coordinator.simulate.fleet.body import Nature
 from coordinator.simulate.fleet.costs import RoundCosts
 from coordinator.simulate.fleet.device import FleetDevice, Spending, Surroundings
@@ -52,6 +52,12 @@ class FleetRound:
     def accuracy(self) -> float | None:
         """Accuracy of the whole model; None if it is not measured."""
         return self.report.accuracy
+
+    @property
+    def spent(self) -> dict[str, float]:
+        """What was spent, by tags for a `TensorBoardSink`."""
+        names = ("joules", "bytes_down", "bytes_up", "metered_bytes", "money", "trainings")
+        return {f"spent/{name}": float(getattr(self, name)) for name in names}
 
 
 class FleetSimulation:
@@ -112,6 +118,7 @@ class FleetSimulation:
         """The devices, by name."""
         if len(self.devices) < len(population):
             raise ConfigError("kinds: two devices would have the same name; give other names")
+        warn_of_horizon(config, (kind.policy for kind in population.kinds), len(population))
         self._run = VirtualRun(self._start, self._store, self._outlet, self.devices)
 
     @property

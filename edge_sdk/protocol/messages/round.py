@@ -69,8 +69,9 @@ class RoundOpen:
     rounds_left: int | None = None
     """Rounds left in the run as planned, including this one; None: unknown."""
     warmup: bool = False
-    """The rule starts with movements of all devices: every device that can train the whole model
-    does so this round, even if it normally trains less or more rarely."""
+    """The rule starts with movements of the whole model, or the masks measure with them: every
+    device that can train it does so this round, even if it normally trains less or more rarely. One
+    that cannot decides as usual, unless the round is also `whole`."""
     levels: tuple[float, ...] = ()
     """Levels that are to become models of their own, largest first; where the local rule trains
     several widths, those below a device's own are its narrower ones."""

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import inf
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,7 +65,8 @@ class Oracle:
     damping: float = 0.8
     correction: str = "coverage"
     population: str = "holders"
-    horizon: int = 8
+    horizon: int | str = 8
+    absent: str = "left-out"
     average: Callable[[Sequence[Weighed], Sequence[Values] | None], Values | float] = (
         lambda terms, judged: mean(terms)
     )
@@ -113,6 +115,11 @@ class Oracle:
         kept = {i: x for i, x in word.blocks.items() if (word.device, i) not in self.dropped}
         return replace(word, blocks=kept)
 
+    @property
+    def within(self) -> float:
+        """The age at which a movement still counts for a skip."""
+        return inf if isinstance(self.horizon, str) else self.horizon
+
     def weight(self, word: Word) -> float:
         return {"uniform": 1.0, "samples": float(word.samples), "level": word.level}[self.weighting]
 
@@ -122,7 +129,8 @@ class Oracle:
         for word in self.past:
             if word.device != device or block not in word.blocks:
                 continue
-            if now - word.made <= self.max_staleness and (found is None or word.made > found.made):
+            stale = self.horizon != "none" and now - word.made > self.max_staleness
+            if not stale and (found is None or word.made > found.made):
                 found = word
         return found
 
@@ -200,9 +208,17 @@ def ccfl(oracle: Oracle, heard: Heard, block: int) -> Values | float:
     skipped = [
         (oracle.weight(word), at_rate(word, block, heard))
         for word in spoken_for
-        if word is not None and heard.round - word.made <= oracle.horizon
+        if word is not None and heard.round - word.made <= oracle.within
     ]
     terms = trained + skipped
+    if oracle.absent == "zero":
+        # All selected devices, as they are known; robust means are over those that said something.
+        names = [word.device for word in (*heard.fresh, *heard.replayed)] + [*heard.silent]
+        asked = float(len(names))
+        if oracle.weighting == "samples":
+            asked = float(sum(heard.samples[name] for name in names))
+        result = oracle.mean(terms, heard.fresh, block)
+        return result * sum(weight for weight, _ in terms) / asked if asked else 0.0
     result = oracle.mean(terms, heard.fresh, block)
     if trained or not terms:
         return result

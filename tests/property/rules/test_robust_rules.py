@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from coordinator.aggregate.robust import Robust, RobustName
 from coordinator.aggregate.rules import RULES, Rule, make_rule
+from coordinator.aggregate.rules.ccfl import Ccfl
 from coordinator.aggregate.rules.ram_fed import RamFed
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -84,6 +85,8 @@ def test_rule_with_a_robust_choice_follows_its_definition(
     options: dict[str, Any] = {"weighting": weighting, "server_rate": 0.5}
     if issubclass(RULES[rule], RamFed):
         options |= more
+    if issubclass(RULES[rule], Ccfl):
+        options["absent"] = ["left-out", "zero"][seed % 2]
     made = make_rule(rule, **options)
     assert isinstance(made, Rule)
     robust = Robust(name=name, norm=0.3, factor=factor)

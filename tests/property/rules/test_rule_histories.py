@@ -28,7 +28,10 @@ memory = {
     "correction": st.sampled_from(["coverage", "population"]),
     "population": st.sampled_from(["holders", "all"]),
 }
-past = {"horizon": st.integers(1, 5)}
+past = {
+    "horizon": st.sampled_from([1, 2, 3, 4, 5, "none"]),
+    "absent": st.sampled_from(["left-out", "zero"]),
+}
 
 
 def follow(name: str, history: History, options: dict[str, Any], max_staleness: int) -> None:

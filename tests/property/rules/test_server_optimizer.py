@@ -50,7 +50,7 @@ def is_spoken_about(oracle: Oracle, heard: Heard, block: int) -> bool:
     """Whether any movement, fresh, replayed or remembered, counts for the block."""
     if any(block in word.blocks for word in heard.fresh):
         return True
-    recent = range(heard.round - oracle.horizon, heard.round + 1)
+    recent = range(int(max(0, heard.round - oracle.within)), heard.round + 1)
     if oracle.rule in ("ccfl-1", "ccfl-3") and any(
         block in word.blocks and word.made in recent for word in heard.replayed
     ):

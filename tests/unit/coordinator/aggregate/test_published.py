@@ -27,6 +27,12 @@ def test_recipe_is_a_sound_combination(name: str) -> None:
     assert (rule_name(rule), type(masks)) == (recipe.rule, MASKS[recipe.masks])
     assert (local.learning_rate, local.momentum) == (0.5, 0.25)
     assert local.rescale == recipe.local["rescale"]
+    assert all(getattr(local, each) == value for each, value in recipe.tuned.items())
+
+
+def test_numbers_to_tune_are_free() -> None:
+    assert PUBLISHED["fedprox"].make(learning_rate=0.5, proximal=0.25)[2].proximal == 0.25
+    assert PUBLISHED["fedsam"].make(learning_rate=0.5)[2].sam_radius == 0.1
 
 
 def test_recipe_for_decoupled_norms_refuses_shared_ones() -> None:
@@ -50,4 +56,6 @@ def test_guide_says_of_every_recipe_what_it_is_made_of() -> None:
         assert f"rescale {recipe.local['rescale']:g}" in rows[name]
         own = recipe.local.get("classes", "all") == "own"
         assert ("classes `own`" in rows[name]) == own
+        for each, value in recipe.tuned.items():
+            assert f"`{each}` {value:g} to start from" in rows[name]
         assert recipe.local.get("widths", "own") in (*re.findall(r"`([\w-]+)`", rows[name]), "own")

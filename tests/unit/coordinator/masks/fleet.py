@@ -38,6 +38,7 @@ def situation_of(
     last_covered: Sequence[int] | None = None,
     times_covered: Sequence[int] | None = None,
     norms: Sequence[float] | None = None,
+    importance: Sequence[float] | None = None,
 ) -> Situation:
     """Devices `d000`, `d001`, … that offer these levels; nothing covered and norms 1 by default."""
     nothing = [0] * plan.block_count
@@ -54,4 +55,5 @@ def situation_of(
         times_covered=np.array(nothing if times_covered is None else times_covered, dtype=np.int64),
         norms=np.ones(plan.block_count) if norms is None else np.array(norms, dtype=np.float64),
         stream=stream(seed, "masks", round),
+        importance=None if importance is None else np.array(importance, dtype=np.float64),
     )

@@ -375,6 +375,16 @@ def test_recipe_with_the_same_values_in_variables_is_read(tmp_path: Path) -> Non
     assert config == read(tmp_path, text)
 
 
+def test_numbers_that_a_recipe_only_starts_from_may_be_given(tmp_path: Path) -> None:
+    text = f'{TASK}{RUN}recipe = "fedprox"\n'
+    for given, value in (("", 0.01), ("proximal = 1.0\n", 1.0)):
+        machine = read(tmp_path, f"{text}{given}").machine(PLAN)
+        assert machine.rule == make_rule("fedavg", weighting="samples")
+        assert machine.local_rule.proximal == value
+    sam = read(tmp_path, f'{TASK}{RUN}recipe = "fedsam"\n').machine(PLAN).local_rule
+    assert (sam.sam_radius, sam.proximal) == (0.1, 0.0)
+
+
 def test_recipe_that_does_not_exist_or_does_not_fit_the_model_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there is no recipe 'fjor'; did you mean 'fjord'"):
         read(tmp_path, f'{TASK}{RUN}recipe = "fjor"\n')

@@ -70,18 +70,21 @@ CONFIG = RoundsConfig(
 )
 
 
+NORMS = np.ones(PLAN.block_count)
+
+
 class Coordinator(Driven[RoundsConfig, RoundsState, Event, Effect]):
     def __init__(self, *devices: str, config: RoundsConfig = CONFIG) -> None:
-        super().__init__(config, start(config), handle, devices)
+        super().__init__(config, start(config, NORMS), handle, devices)
 
     def movement(self, name: str, value: float = 1.0, **changes: Any) -> Movement:
         return self.movement_of(name, value, **{"round": self.state.round, "level": 0.5, **changes})
 
-    def count(self, *names: str) -> list[Effect]:
+    def count(self, *names: str, value: float = 1.0) -> list[Effect]:
         """Movements of these devices come and are stored."""
         effects: list[Effect] = []
         for name in names:
-            effects = self.tell(self.movement(name), Kept(name, self.state.round))
+            effects = self.tell(self.movement(name, value), Kept(name, self.state.round))
         return effects
 
     def run_out(self) -> list[Effect]:
@@ -553,6 +556,27 @@ def test_opening_asks_for_whole_models_while_warming_up_and_for_replays() -> Non
     assert opened.replay_within == 2
 
 
+def test_masks_that_measure_ask_for_whole_models_and_take_what_comes() -> None:
+    config = replace(CONFIG, masks=make_masks("prunefl", period=2), rounds=4)
+    coordinator = Coordinator("a", config=config)
+    opened = said(RoundOpen, coordinator.tell(Joined("b")))
+    assert (opened.whole, opened.warmup) == (False, True)
+    coordinator.tell(bid("a", 1.0), bid("b", 0.5))
+    assert coordinator.groups["a"] == PLAN.full_groups() != coordinator.groups["b"]
+    coordinator.count("a", value=0.25)
+    coordinator.count("b", value=0.5)
+    measured = coordinator.state.fleet.importance
+    assert measured is not None
+    per_value = (0.25 / config.local_rule.learning_rate) ** 2  # of the whole model alone
+    np.testing.assert_allclose(measured, per_value * PLAN.block_sizes, rtol=1e-6)
+    opened = said(RoundOpen, coordinator.tell(Committed(1, NORMS))[-1:])
+    assert (opened.round, opened.warmup) == (2, False)
+    coordinator.tell(bid("a", 1.0, round=2), bid("b", 1.0, round=2))
+    assert coordinator.groups["a"] == coordinator.groups["b"]
+    coordinator.count("a", "b", value=5.0)
+    assert coordinator.state.fleet.importance is measured
+
+
 def test_coverage_is_remembered_from_round_to_round() -> None:
     coordinator = training("a", "b", config=REMEMBERING)
     coordinator.count("a")
@@ -635,6 +659,39 @@ def test_warm_up_takes_whole_models_only() -> None:
 def test_replays_are_asked_for_only_as_far_back_as_assignments_are_known() -> None:
     config = replace(CONFIG, rule=Ccfl1(horizon=9), max_staleness=4)
     assert said(RoundOpen, Coordinator("a", config=config).tell(Joined("b"))).replay_within == 4
+
+
+def test_replays_of_any_age_are_taken_where_the_rule_has_no_limit() -> None:
+    config = replace(CONFIG, rule=Ccfl1(horizon="none"), max_staleness=2, rounds=20)
+    coordinator = training("a", "b", "c", config=config)
+    made = coordinator.movement("b")
+    coordinator.count("a", "b", "c")
+    for round in range(2, 8):
+        coordinator.tell(Committed(round - 1), bid("a", round=round), bid("c", round=round))
+        coordinator.tell(replace(bid("b", None, round), replays=True))
+        (keep,) = coordinator.tell(Replay(round=round, movement=made))
+        assert isinstance(keep, Keep)
+        coordinator.tell(Kept("b", round))
+        assert coordinator.count("a", "c")[-1] == commit(round, ("a", "c"), replayed=("b",))
+    past = coordinator.state.past
+    assert [*past] == [1, 6, 7]  # of older rounds, what is still needed
+    assert set(past[1].expected) == {"b"}
+    for _ in range(2):
+        next_round(coordinator)
+        coordinator.count("a", "b", "c")
+    assert 1 not in coordinator.state.past  # b has a newer movement now
+
+
+def test_late_movement_of_an_old_round_is_late_even_if_replays_have_no_limit() -> None:
+    config = replace(CONFIG, rule=Ccfl1(horizon="none"), max_staleness=2, rounds=20)
+    coordinator = training("a", "b", config=config)
+    sent = coordinator.movement("a")
+    coordinator.count("a", "b")
+    for _ in range(4):
+        next_round(coordinator, "b")
+        coordinator.count("a")
+    assert 1 in coordinator.state.past
+    assert outcome(coordinator.tell(sent)) is Outcome.LATE
 
 
 # -- who takes part, and when it is over ----------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +13,7 @@ from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.rules import RULES, make_rule
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.run.folder import Run, RunError
 from coordinator.simulate.federation import Federation, Member
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.decide.decision import Policy
@@ -102,6 +105,7 @@ def _data(name: str) -> ArrayData:
         ("ram-fed", "coverage", Encoding()),
         ("ra-fed", "rolling", Encoding(kind="int8")),
         ("ccfl-2", "random", Encoding()),
+        ("ra-fed", "prunefl", Encoding()),
     ],
 )
 def test_synchronous_run_is_that_of_one_process_bit_for_bit(
@@ -119,6 +123,46 @@ def test_synchronous_run_is_that_of_one_process_bit_for_bit(
     assert world.service.model.digest == _in_process(config, down)
 
 
+@pytest.mark.parametrize(
+    ("rule", "masks", "options"), [("ra-fed", "prunefl", {"period": 3, "overhead": 0.1})]
+)
+def test_run_that_is_killed_in_a_commit_is_that_of_one_process_bit_for_bit(
+    worlds: Worlds,
+    monkeypatch: pytest.MonkeyPatch,
+    rule: str,
+    masks: str,
+    options: dict[str, Any],
+) -> None:
+    """Twice: before the checkpoint of a round, and after it, before devices hear of it."""
+    config = rounds_config(
+        rule=RULES[rule](), masks=make_masks(masks, **options), rounds=5, steps=3, min_devices=3
+    )
+    world = worlds.make(config)
+    for name in POLICIES:
+        policy = Policy(level=POLICIES[name].level)
+        world.devices.append(TrainingDevice(world, name).start(_data(name), policy))
+    for method, round in (("save", 2), ("prune", 4)):
+        works = getattr(Run, method)
+
+        def crashes(
+            run: Run, *arguments: Any, _works: Any = works, _round: int = round, **named: Any
+        ) -> Any:
+            if world.state.round == _round:
+                raise OSError("the process ends here")
+            return _works(run, *arguments, **named)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(Run, method, crashes)
+            with pytest.raises(RunError, match=f"round {round} could not be committed"):
+                world.settle()
+        world.crash()
+        world.start()
+    world.settle()
+    assert world.service.finished
+    steady = {name: Policy(level=policy.level) for name, policy in POLICIES.items()}
+    assert world.service.model.digest == _in_process(config, Encoding(), steady)
+
+
 def test_run_by_invitation_is_that_of_one_process_bit_for_bit(worlds: Worlds) -> None:
     rule = make_rule("ram-fed", warmup_rounds=1)
     config = rounds_config(rule=rule, rounds=4, steps=2, min_devices=3, participants=2)
@@ -131,10 +175,12 @@ def test_run_by_invitation_is_that_of_one_process_bit_for_bit(worlds: Worlds) ->
     assert world.service.model.digest == _in_process(config, Encoding())
 
 
-def _in_process(config: RoundsConfig, down: Encoding) -> str:
+def _in_process(
+    config: RoundsConfig, down: Encoding, policies: Mapping[str, Policy] = POLICIES
+) -> str:
     saved = saved_model()
     model = GlobalModel(PLAN, saved.weights, saved.buffers, encoding=down, seed=SEED)
-    members = [Member(name, policy, _data(name)) for name, policy in POLICIES.items()]
+    members = [Member(name, policy, _data(name)) for name, policy in policies.items()]
     federation = Federation(config, model, _backend, members)
     assert len(list(federation.run())) == config.rounds
     return model.digest

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from typing import Any
@@ -10,8 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edge_sdk.decide.budget import History
-from edge_sdk.decide.decision import Policy, Sight, decide
+from edge_sdk.decide.budget import History, outlived_share
+from edge_sdk.decide.costs.cost import Cost
+from edge_sdk.decide.decision import ON_MAINS, Policy, Sight, decide
+from edge_sdk.machine.snapshot import MemoryState
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.round import Bid
 
@@ -53,6 +56,43 @@ def test_round_robin_spreads_devices_over_rounds() -> None:
     policy = Policy(participation=0.25)
     first = [trained(policy, f"device{n}", range(1, 5), seed=1).index(True) for n in range(400)]
     assert all(60 <= first.count(round) <= 140 for round in range(4))
+
+
+@pytest.mark.parametrize("every", [1, 2, 3, 7, 8, 10, 49])
+def test_common_phase_trains_every_device_in_the_same_rounds(every: int) -> None:
+    policy = Policy(participation=1 / every, phase="common")
+    rhythm = [number % every == 0 for number in range(12 * every)]
+    for device, seed in [("pi", 1), ("nano", 2)]:
+        assert trained(policy, device, range(1, 12 * every + 1), seed) == rhythm
+    # Also on a device that is asked only now and then.
+    some = range(1, 12 * every + 1)[::3]
+    assert trained(policy, "pi", some, 1) == [rhythm[round - 1] for round in some]
+
+
+@pytest.mark.parametrize(
+    ("policy", "within"),
+    [
+        (Policy(participation=1 / 8, schedule="ad-hoc"), 8),
+        (Policy(participation=1 / 8, schedule="ad-hoc"), 3),
+        (Policy(participation=1 / 8), 3),
+        (Policy(participation=1 / 8), 8),
+        (Policy(participation=0.4, schedule="ad-hoc"), 2),
+    ],
+)
+def test_share_of_skips_with_too_old_a_movement_is_what_devices_see(
+    policy: Policy, within: int
+) -> None:
+    rounds = trained(policy, "pi", range(1, 40_000), seed=3)
+    last, old, skips = None, 0, 0
+    for number, took_part in enumerate(rounds):
+        if took_part:
+            last = number
+        elif last is not None:
+            skips += 1
+            old += number - last > within
+    even = policy.schedule == "round-robin"
+    said = outlived_share(policy.participation, within, even=even)
+    assert said == pytest.approx(old / skips, abs=0.02)
 
 
 @pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
@@ -124,6 +164,19 @@ def test_owners_level_is_not_exceeded_but_in_a_warm_up() -> None:
     assert skip.reason == "skip: full model is more than this device's owner allows"
     warm = decide(policy, Sight(whole=True, warmup=True), device="pi", round=1, seed=4)
     assert (warm.level, warm.code) == (1.0, "whole")
+
+
+def test_device_that_cannot_train_everything_bids_as_usual_where_masks_measure() -> None:
+    costs = tuple(
+        Cost(level=level, seconds=100 * level, peak_bytes=1, bytes_down=1, bytes_up=1, joules=0.0)
+        for level in (1.0, 0.5, 0.25)
+    )
+    policy, roomy = Policy(level=0.5), replace(ON_MAINS, memory=MemoryState(available_bytes=2**30))
+    for deadline_s, level in ((200.0, 1.0), (60.0, 0.5), (30.0, 0.25), (10.0, None)):
+        sight = Sight(snapshot=roomy, costs=costs, deadline_s=deadline_s, warmup=True)
+        assert decide(policy, sight, device="pi", round=1, seed=4).level == level
+        whole = decide(policy, replace(sight, whole=True), device="pi", round=1, seed=4)
+        assert whole.level == (level if level == 1 else None)
 
 
 @pytest.mark.parametrize("name", ["level", "participation"])

@@ -279,6 +279,21 @@ def test_skip_sends_the_copy_of_the_last_movement_again() -> None:
     assert replays[-1].movement.round <= made.round
 
 
+@pytest.mark.parametrize(
+    ("schedule", "within", "says"),
+    [("ad-hoc", 8, "34 %"), ("round-robin", 3, "57 %"), ("round-robin", 8, ""), ("ad-hoc", 60, "")],
+)
+def test_device_that_trains_too_rarely_for_the_horizon_says_so_once(
+    caplog: pytest.LogCaptureFixture, schedule: Any, within: int, says: str
+) -> None:
+    bench = Bench(policy=Policy(level=0.5, participation=1 / 8, schedule=schedule))
+    for round in range(1, 12):
+        bench.open(round, replay_within=within)
+    told = [each.getMessage() for each in caplog.records if "horizon" in each.getMessage()]
+    assert len(told) == bool(says)
+    assert all(says in each and "several times 8" in each for each in told)
+
+
 @pytest.mark.parametrize("within", [0, 9])
 def test_device_that_may_not_keep_a_copy_skips_in_silence(within: int) -> None:
     bench = Bench(policy=Policy(level=0.5, participation=0.5, keeps_copy=within == 0))

@@ -69,6 +69,7 @@ def move(
         replayed=replayed,
         silent=silent,
         registered=registered,
+        asked=len(fresh) + len(replayed) + len(silent),
         memory=memory,
     )
     first, second = rule.move(closing).tolist()

@@ -44,6 +44,8 @@ def test_unknown_rule_is_refused_with_the_nearest_or_all_known_ones() -> None:
         ("ram-fed", {"warmup_rounds": -1}, "warmup_rounds must not be negative"),
         ("ram-fed", {"weighting": "size"}, "weighting = 'size': must be one of"),
         ("ccfl-2", {"horizon": 0}, "horizon must be at least 1 round"),
+        ("ccfl-2", {"horizon": "never"}, 'horizon = .never.: must be a whole number .* or "none"'),
+        ("ccfl-2", {"absent": "0"}, "absent = '0': must be one of left-out, zero"),
         ("ccfl-1", {"server_rate": -1.0}, "server_rate must be above 0"),
         ("fed-raa", {"alpha": 0.0}, r"alpha is in \(0, 1\]"),
         ("fed-raa", {"alpha": 1.5}, r"alpha is in \(0, 1\]"),

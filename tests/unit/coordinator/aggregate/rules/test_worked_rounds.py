@@ -110,6 +110,20 @@ def test_ccfl_2_counts_whoever_speaks_and_all_selected_if_nobody_trained() -> No
     assert move(rule, 6, {}, memory=memory, silent=("a", "b", "c")) == 0
 
 
+def test_ccfl_2_as_printed_divides_by_all_selected_and_never_forgets() -> None:
+    rule = Ccfl2(horizon="none", absent="zero")
+    assert rule.ageless
+    memory = memory_for(rule)
+    # c was never trained: its movement is 0, and it counts.
+    assert move(rule, 1, {"a": 2.0, "b": 4.0}, memory=memory, silent=("c",)) == near(2.0)
+    assert move(rule, 2, {"a": 9.0}, memory=memory, silent=("b", "c")) == near(13 / 3)
+    assert move(rule, 40, {}, memory=memory, silent=("a", "b", "c")) == near(13 / 3)
+    # Figure 10: all train in one round, and say the same again in the next two.
+    assert move(rule, 41, {"a": 6.0}, memory=memory) == near(6.0)
+    assert move(rule, 42, {}, memory=memory, silent=("a",)) == near(6.0)
+    assert move(rule, 43, {}, memory=memory, silent=("a",)) == near(6.0)
+
+
 def test_ccfl_2_does_not_hear_devices_that_were_not_selected() -> None:
     rule = Ccfl2()
     memory = memory_for(rule)

@@ -75,6 +75,57 @@ def test_greedy_masks_without_norms_are_refused() -> None:
         make_masks("greedy")(situation)
 
 
+# -- prunefl --------------------------------------------------------------------------------------
+
+
+def test_prunefl_masks_are_the_set_with_most_importance_per_cost() -> None:
+    """On one axis, the best of all sets, found by trying every one."""
+    uneven = chain((1, 2, 3, 1, 2, 4))
+    for seed in range(20):
+        random = np.random.default_rng(seed)
+        worth = random.random(uneven.block_count) ** 4
+        overhead = float(random.choice([0.0, 0.1, 1.0]))
+
+        def rate(groups: tuple[int, ...], worth: Any = worth, overhead: float = overhead) -> float:
+            held = uneven.covers(uneven.choose({"h0": groups}))
+            cost = overhead * uneven.parameters + uneven.submodel_parameters({"h0": groups})
+            return float(worth[held].sum() / cost)
+
+        sets = [
+            tuple(np.flatnonzero(flags).tolist())
+            for flags in product((0, 1), repeat=6)
+            if any(flags)
+        ]
+        situation = situation_of(uneven, [1.0, 1.0], round=2, importance=worth.tolist())
+        masks = make_masks("prunefl", overhead=overhead)(situation)
+        assert masks["d000"] == masks["d001"] == {"h0": max(sets, key=rate)}
+
+
+def test_prunefl_masks_of_a_share_are_the_best_groups_of_every_axis() -> None:
+    random = np.random.default_rng(3)
+    worth, importance = random.random(TWO.block_count), random.random(TWO.block_count)
+    policy = make_masks("prunefl", level=0.5, period=4)
+    options: dict[str, Any] = {"norms": worth.tolist(), "importance": importance.tolist()}
+    masks = policy(situation_of(TWO, [1.0, 0.5, 0.25], round=2, **options))
+    for axis in ("h0", "h1"):  # all groups cost the same
+        sums = [
+            sum(importance[b] for b in range(TWO.block_count) if (axis, g) in TWO.signature(b))
+            for g in range(4)
+        ]
+        largest = sorted(range(4), key=lambda g: -sums[g])
+        assert masks["d000"][axis] == masks["d001"][axis] == tuple(sorted(largest[:2]))
+        assert masks["d002"][axis] == (largest[0],)
+    measured = policy(situation_of(TWO, [1.0, 0.5, 0.25], round=5, **options))
+    assert measured == {**masks, "d000": {"h0": (0, 1, 2, 3), "h1": (0, 1, 2, 3)}}
+
+
+def test_prunefl_masks_before_a_measurement_are_those_of_the_largest_norm() -> None:
+    norms = np.random.default_rng(4).random(TWO.block_count).tolist()
+    offers = [1.0, 0.5]
+    first = make_masks("prunefl")(situation_of(TWO, offers, round=2, norms=norms))
+    assert first == make_masks("greedy")(situation_of(TWO, offers, norms=norms))
+
+
 # -- nested and core -----------------------------------------------------------------------------
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import RULES
+from coordinator.aggregate.rules import RULES, make_rule
 from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
@@ -290,3 +290,46 @@ def test_wrong_numbers_are_refused() -> None:
     config: RoundsConfig = rounds_config(min_devices=2, up=Encoding.parse("top-k:0.5"))
     with pytest.raises(CoordinatorError, match="top-k"):
         trained(population, config)
+
+
+@pytest.mark.parametrize(("horizon", "warns"), [(3, True), ("none", False)])
+def test_horizon_that_drops_many_old_movements_is_warned_of_once(
+    caplog: pytest.LogCaptureFixture, horizon: Any, warns: bool
+) -> None:
+    population = DevicePopulation(
+        kinds=(pis(6, policy=Policy(participation=1 / 8, schedule="ad-hoc")),)
+    )
+    config = rounds_config(
+        rule=make_rule("ccfl-2", horizon=horizon),
+        masks=make_masks("random"),
+        min_devices=6,
+        rounds=30,
+        min_participants=0,
+    )
+    rounds = list(simulation(population, config).run())
+    told = [each.getMessage() for each in caplog.records if "horizon" in each.getMessage()]
+    before = [each for each in told if "drops about 67%" in each]
+    after = [each for each in told if "skips so far did not count" in each]
+    assert (len(before), len(after), len(told)) == ((1, 1, 2) if warns else (0, 0, 0))
+    assert (sum(each.report.outdated for each in rounds) > 0) == warns
+
+
+def test_ccfl_1_without_an_age_limit_replays_what_is_older_than_max_staleness() -> None:
+    population = DevicePopulation(
+        kinds=(pis(3, policy=Policy(participation=1 / 8, phase="common")),)
+    )
+
+    def replays(horizon: Any) -> list[int]:
+        config = rounds_config(
+            rule=make_rule("ccfl-1", horizon=horizon, absent="zero"),
+            masks=make_masks("random"),
+            min_devices=3,
+            rounds=9,
+            min_participants=0,
+            max_staleness=2,
+        )
+        rounds = simulation(population, config).run()
+        return [sum(line.replayed for line in each.report.devices) for each in rounds]
+
+    assert replays("none") == [0, 3, 3, 3, 3, 3, 3, 3, 0]
+    assert replays(8) == [0, 3, 3, 0, 0, 0, 0, 0, 0]

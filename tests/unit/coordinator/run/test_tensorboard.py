@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.operate.serve.tensorboard import TensorBoardSink, scalars_of
+from coordinator.run.tensorboard import TensorBoardSink, scalars_of
 from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
 
 event_pb2 = pytest.importorskip(
