@@ -26,6 +26,8 @@ from coordinator.simulate.ram import DirectOutlet, RunInRam
 from edge_sdk.protocol.task.graphs import Manifest
 
 GB = 1e9
+PATIENCE_S = 2 * 86_400.0
+"""Simulated seconds without a training after which a run gives up: habits return every day."""
 SAMPLES = 100
 """Training samples of a device where nobody says how many it has."""
 
@@ -119,7 +121,9 @@ class FleetSimulation:
         if len(self.devices) < len(population):
             raise ConfigError("kinds: two devices would have the same name; give other names")
         warn_of_horizon(config, (kind.policy for kind in population.kinds), len(population))
-        self._run = VirtualRun(self._start, self._store, self._outlet, self.devices)
+        self._run = VirtualRun(
+            self._start, self._store, self._outlet, self.devices, patience_s=PATIENCE_S
+        )
 
     @property
     def spending(self) -> Spending:

@@ -16,7 +16,14 @@ from benchmarks.studies.papers.cell import PaperTable
 @cache
 def all_tables() -> tuple[PaperTable, ...]:
     """Return all tables, in the order of the page."""
-    from benchmarks.studies.papers.tables import ccfl, every_parameter, fed_raa, ram_fed, subdismo
+    from benchmarks.studies.papers.tables import (
+        ccfl,
+        every_parameter,
+        fed_raa,
+        ram_fed,
+        subdismo,
+        worth,
+    )
 
     return (
         *ram_fed.TABLES,
@@ -24,6 +31,7 @@ def all_tables() -> tuple[PaperTable, ...]:
         *every_parameter.TABLES,
         *fed_raa.TABLES,
         *subdismo.TABLES,
+        *worth.TABLES,
     )
 
 
