@@ -45,7 +45,7 @@ from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
-"""Deadlines without messages or a new model after which a run gives up."""
+"""Deadlines without messages or a new model after which an impatient run gives up."""
 
 log = logging.getLogger(__name__)
 
@@ -115,22 +115,28 @@ class VirtualRun:
         devices: Mapping[str, VirtualDevice],
         *,
         threads: int = 1,
+        patience_s: float = 0.0,
     ) -> None:
         """`start` makes the course at a time, with this store and outlet.
 
-        `threads` are those in which devices process messages; the result does not depend on it.
+        A run gives up if its model has not changed for `patience_s` virtual seconds and for
+        `MAX_IDLE` deadlines. `threads` are those in which devices process messages; the result does
+        not depend on it.
         """
         self._start = start
         self._store = store
         self._outlet = outlet
         self._devices = devices
         self._threads = threads
+        self._patience_s = patience_s
         self._timeline: Timeline[Told | Sent] = Timeline()
         self._present: dict[str, VirtualDevice] = {}
         self._presence: dict[str, tuple[float, Iterator[tuple[float, float]]]] = {}
         """When a device leaves, and the intervals of its presence after that."""
         self._pool: ThreadPoolExecutor | None = None
         self._idle = 0
+        self._changed_s = 0.0
+        """When the model last changed."""
         self._asks_all = True
         """False if the newest round is by invitation."""
         self.now_s = 0.0
@@ -157,7 +163,7 @@ class VirtualRun:
                 version = self._outlet.version
                 self._step(course)
                 if self._outlet.version != version:
-                    self._idle = 0
+                    self._idle, self._changed_s = 0, self.now_s
                 reports, self._store.reports = self._store.reports, []
                 yield from reports
 
@@ -189,7 +195,8 @@ class VirtualRun:
     def _wait(self, course: Course, due: float, next_s: float | None) -> None:
         if next_s is None:
             self._idle += 1
-        if due == inf or self._idle > MAX_IDLE:
+        tired = self._idle > MAX_IDLE and self.now_s - self._changed_s >= self._patience_s
+        if due == inf or tired:
             excuses = sorted(course.excuses().items())
             said = "; ".join(f"{name}: {reason}" for name, reason in excuses)
             raise CoordinatorError(f"no device has trained for too long: {said or 'no answers'}")

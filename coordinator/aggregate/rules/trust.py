@@ -21,7 +21,14 @@ import numpy as np
 
 from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.memory import Memory
-from coordinator.aggregate.robust.sums import PIECE, Float64, PlacedBlocks, over_shards, spread
+from coordinator.aggregate.robust.sums import (
+    PIECE,
+    Float64,
+    PlacedBlocks,
+    over_shards,
+    place_blocks,
+    spread,
+)
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
 
 
@@ -54,8 +61,8 @@ def measure_trust(
     is 0 for blocks that are not to be compared.
     """
     along = length = 0.0
-    for part, weight in zip(fresh, weights, strict=True):
-        placed = PlacedBlocks(part.blocks, memory.plan)
+    placed_parts = place_blocks(memory.plan, [part.blocks for part in fresh])
+    for part, placed, weight in zip(fresh, placed_parts, weights, strict=True):
         for piece in memory.recall(part.device, part.blocks.ids):
             rate = learning_rate / piece.made.learning_rate
             shared, own = _products(memory, placed, piece.blocks, threads)

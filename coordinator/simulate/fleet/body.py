@@ -113,6 +113,7 @@ class Body:
     __slots__ = (
         "battery_j",
         "load",
+        "lowest_j",
         "memory",
         "nature",
         "now_s",
@@ -135,6 +136,8 @@ class Body:
         """Minutes by which its hours are later than its kind's."""
         capacity = nature.capacity_j
         self.battery_j = None if capacity is None else capacity * float(percent) / 100
+        self.lowest_j = self.battery_j
+        """The least that was ever in the battery."""
         self.plugged = (0.0, False)
         """Until when what is known of its charger holds, and if it is on it."""
         self.warmth = 0.0
@@ -170,6 +173,12 @@ class Body:
         """True while its traffic costs money."""
         kind = self.nature.kind
         return kind.network == "mobile" and not self._is_within(kind.wifi_hours)
+
+    @property
+    def lowest_percent(self) -> float | None:
+        """Lowest charge of the battery so far; None: there is no battery."""
+        capacity = self.nature.capacity_j
+        return None if self.lowest_j is None or not capacity else 100 * self.lowest_j / capacity
 
     def snapshot(self) -> Snapshot:
         """Return the device's state, as its probe would; see `Probe`."""
@@ -232,7 +241,14 @@ class Body:
 
         `macs` are those of all steps together.
         """
-        before = self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j
+        before = (
+            self.now_s,
+            self.battery_j,
+            self.lowest_j,
+            self.warmth,
+            self.train_s,
+            self.train_j,
+        )
         self._train(macs)
         if self._is_safe() or self.gate() is None:
             return steps
@@ -247,8 +263,10 @@ class Body:
         # A gate that closed in the last step stops nothing any more.
         return most
 
-    def _back_to(self, before: tuple[float, float | None, float, float, float]) -> None:
-        self.now_s, self.battery_j, self.warmth, self.train_s, self.train_j = before
+    def _back_to(
+        self, before: tuple[float, float | None, float | None, float, float, float]
+    ) -> None:
+        self.now_s, self.battery_j, self.lowest_j, self.warmth, self.train_s, self.train_j = before
         self.plugged = (0.0, False)
 
     def _is_safe(self) -> bool:
@@ -287,7 +305,7 @@ class Body:
         """Draw energy beyond that of the time that passes."""
         self.train_j += watts * seconds
         if self.battery_j is not None and not self.charging:
-            self.battery_j = max(0.0, self.battery_j - watts * seconds)
+            self._charge_to(max(0.0, self.battery_j - watts * seconds))
 
     def _pass(self, seconds: float, watts: float, warmth: float) -> None:
         """Let time pass at this power, in pieces where a charger comes and goes."""
@@ -298,11 +316,16 @@ class Body:
             fed = CHARGER_W.value if self.charging else 0.0
             until_s = min(end_s, self.plugged[0])
             charge = self.battery_j + (fed - watts) * (until_s - self.now_s)
-            self.battery_j = min(capacity, max(0.0, charge))
+            self._charge_to(min(capacity, max(0.0, charge)))
             self.now_s = until_s
         if self.nature.throttle_c is not None:
             kept = math.exp(-seconds / self.nature.population.warm_s)
             self.warmth = warmth + (self.warmth - warmth) * kept
+
+    def _charge_to(self, joules: float) -> None:
+        self.battery_j = joules
+        if self.lowest_j is None or joules < self.lowest_j:
+            self.lowest_j = joules
 
     def _plugged_s(self) -> float:
         """Time at which the charger is next plugged in or out."""

@@ -30,6 +30,8 @@ from edge_sdk.protocol.task.graphs import Manifest
 log = logging.getLogger(__name__)
 
 GB = 1e9
+PATIENCE_S = 2 * 86_400.0
+"""Simulated seconds without a training after which a run gives up: habits return every day."""
 SAMPLES = 100
 """Training samples of a device where nobody says how many it has."""
 
@@ -140,7 +142,9 @@ class FleetSimulation:
         if len(self.devices) < len(population):
             raise ConfigError("kinds: two devices would have the same name; give other names")
         warn_of_horizon(config, (kind.policy for kind in population.kinds), len(population))
-        self._run = VirtualRun(self._start, self._store, self._outlet, self.devices)
+        self._run = VirtualRun(
+            self._start, self._store, self._outlet, self.devices, patience_s=PATIENCE_S
+        )
 
     @property
     def spending(self) -> Spending:
@@ -153,6 +157,18 @@ class FleetSimulation:
         if self._run.course is None:
             raise CoordinatorError("the simulation has not started: iterate over run() first")
         return self._run.course.state
+
+    def lowest_percents(self) -> dict[str, float]:
+        """Return the lowest charge that each device's battery has had until now, by its name.
+
+        Devices that never acted are looked at too; those without a battery are left out.
+        """
+        found = {}
+        for name, device in self.devices.items():
+            device.body.wait_until(self._run.now_s)
+            if (percent := device.body.lowest_percent) is not None:
+                found[name] = percent
+        return found
 
     def run(self) -> Iterator[FleetRound]:
         """Simulate to the end, yielding every round as it closes.

@@ -23,6 +23,7 @@ def all_tables() -> tuple[PaperTable, ...]:
         memory,
         ram_fed,
         subdismo,
+        worth,
     )
 
     return (
@@ -32,6 +33,7 @@ def all_tables() -> tuple[PaperTable, ...]:
         *every_parameter.TABLES,
         *fed_raa.TABLES,
         *subdismo.TABLES,
+        *worth.TABLES,
     )
 
 

@@ -138,3 +138,36 @@ def test_metered_hours_and_charging_hours_follow_the_clock() -> None:
         ours.wait_until(hour * HOUR_S)
         seen.append((ours.metered, ours.charging))
     assert seen == [(True, False), (False, False), (False, True), (False, True), (True, False)]
+
+
+def test_lowest_charge_is_kept_after_the_battery_is_full_again() -> None:
+    ours = body(
+        "pixel_4",
+        day={"starts": 20 * 60},
+        battery_percent=(30.0, 30.0),
+        charging_hours=(23 * 60, 7 * 60),
+        policy=Policy(limits=COLD),
+    )
+    assert ours.lowest_percent == pytest.approx(30.0)
+    charges = []
+    for _ in range(12):
+        ours.train(1e12, 10)
+        charges.append(ours.snapshot().battery.percent or 0.0)
+        ours.wait_until(ours.now_s + HOUR_S)
+        charges.append(ours.snapshot().battery.percent or 0.0)
+    assert charges[-1] > 90
+    # The charger comes while it waits, so that the lowest charge may lie between two looks.
+    assert ours.lowest_percent is not None
+    assert 0 < ours.lowest_percent <= min(charges) < 30
+    assert ours.lowest_percent == pytest.approx(min(charges), abs=1.0)
+
+
+def test_training_that_a_gate_stops_does_not_count_what_it_did_not_draw() -> None:
+    floor = Limits(battery_floor=49.0, heat_margin_c=0)
+    ours = body("pixel_4", policy=Policy(limits=floor))
+    assert ours.train(1e15, 1000) < 1000
+    assert ours.lowest_percent == pytest.approx(ours.snapshot().battery.percent)
+
+
+def test_device_without_a_battery_has_no_lowest_charge() -> None:
+    assert body("raspberry_pi_5").lowest_percent is None

@@ -228,6 +228,27 @@ def test_asynchronous_fleet_applies_updates_in_order_of_their_arrival() -> None:
     assert lines.count("five") > 5 * lines.count("pi")
 
 
+def test_fleet_that_trains_at_night_alone_gets_through_the_day() -> None:
+    phone = DeviceKind(
+        board=find_board("pixel_4"),
+        count=4,
+        battery_percent=(20.0, 20.0),
+        charging_hours=(22 * 60, 6 * 60),
+    )
+    fleet = simulation(DevicePopulation(kinds=(phone,), starts=7 * 60), rounds_config(min_devices=1, rounds=2000, bid_s=60.0))
+    first = next(fleet.run())
+    assert 15 * 3600 <= first.time_s < 16 * 3600
+    assert len(fleet.lowest_percents()) == 4
+    assert all(0 < percent < 20 for percent in fleet.lowest_percents().values())
+
+
+def test_fleet_that_never_trains_is_given_up_after_two_days() -> None:
+    phone = DeviceKind(board=find_board("pixel_4"), count=2, battery_percent=(20.0, 20.0))
+    fleet = simulation(DevicePopulation(kinds=(phone,)), rounds_config(min_devices=1, rounds=100_000, bid_s=60.0))
+    with pytest.raises(CoordinatorError, match=r"too long: pixel-4-0: skip: battery"):
+        list(fleet.run())
+
+
 def test_first_round_with_an_accuracy_is_found() -> None:
     accuracies = iter([0.2, 0.6, 0.5, 0.9])
     config = rounds_config(min_devices=2, rounds=4)
