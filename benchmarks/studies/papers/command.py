@@ -258,6 +258,6 @@ def _left(
         barred = sum(bool(cell.missing) for cell in table.cells)
         if runs or barred:
             left[table.name] = f"{runs} runs of {table.name}" + (
-                f" and {barred} cells that cannot be run yet" if barred else ""
+                f" ({barred} of its cells cannot be run yet)" if barred else ""
             )
     return f"Not run: {', '.join(left.values())}." if left else "Everything asked for was run."

@@ -12,7 +12,14 @@ from benchmarks.studies.papers.verdicts import ClaimVerdict, Judged, judge_all
 
 BEGIN = "<!-- tessera-bench papers -->"
 DASH = "–"
-VERDICTS: Sequence[ClaimVerdict] = ("reproduced", "within the noise", "not reproduced", "not run")
+VERDICTS: Sequence[ClaimVerdict] = (
+    "reproduced",
+    "within the noise",
+    "not reproduced",
+    "as claimed",
+    "not as claimed",
+    "not run",
+)
 
 
 def plot_name(table: PaperTable) -> str:
@@ -147,4 +154,5 @@ def _summary(tables: Sequence[PaperTable], done: Mapping[str, Outcomes]) -> str:
                 f"{runs} of {wanted}",
             ]
         )
-    return markdown(["claims", *VERDICTS, "runs"], rows)
+    heads = [f"{each}, one seed" if "as claimed" in each else each for each in VERDICTS]
+    return markdown(["claims", *heads, "runs"], rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import fmean
 
@@ -110,6 +110,18 @@ def save_by_value(
     axis.set_ylabel(words)
     axis.grid(alpha=0.3)
     share_legend(figure, [axis])
+    save(figure, path)
+
+
+def save_grids(grids: Mapping[str, Sequence[str]], path: Path, *, x: str, y: str) -> None:
+    """Draw a panel for each grid: rows of `0` and `1`, a dark point for each `1`."""
+    figure, axes = panels(len(grids))
+    for axis, (title, rows) in zip(axes, grids.items(), strict=True):
+        marks = [[int(each) for each in row] for row in rows]
+        axis.imshow(marks, aspect="auto", cmap="Greys", interpolation="nearest", vmin=0, vmax=1)
+        axis.set_title(title, fontsize=9)
+        axis.set_xlabel(x)
+        axis.set_ylabel(y)
     save(figure, path)
 
 

@@ -9,7 +9,10 @@ from typing import Literal
 
 from benchmarks.studies.papers.cell import CellOutcome, Outcomes, PaperClaim, PaperTable
 
-ClaimVerdict = Literal["reproduced", "within the noise", "not reproduced", "not run"]
+ClaimVerdict = Literal[
+    "reproduced", "within the noise", "not reproduced", "as claimed", "not as claimed", "not run"
+]
+"""With a single seed, a claim is only `as claimed` or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,8 +48,8 @@ class Judged:
 def judge(table: PaperTable, claim: PaperClaim, done: Outcomes) -> Judged:
     """Compare two cells seed by seed.
 
-    A difference counts if it is larger than its standard deviation over seeds; with one seed, if it
-    has the right sign, which the sentence says.
+    A difference counts if it is larger than its standard deviation over seeds. One seed cannot
+    reproduce anything: then the verdict tells the direction alone.
     """
     pairs = _pairs(claim, done)
     printed = _printed(table, claim)
@@ -61,13 +64,16 @@ def judge(table: PaperTable, claim: PaperClaim, done: Outcomes) -> Judged:
         ahead = mean + claim.within
     else:
         ahead = mean
-    noise = spread or 0.0
-    verdict: ClaimVerdict = "reproduced"
-    if ahead <= 0 and (claim.within is not None or -ahead > noise):
-        verdict = "not reproduced"
-    elif claim.within is None and abs(ahead) <= noise:
-        verdict = "within the noise"
-    return Judged(claim, verdict, mean, spread, printed, len(found))
+    return Judged(claim, _verdict(claim, ahead, spread), mean, spread, printed, len(found))
+
+
+def _verdict(claim: PaperClaim, ahead: float, spread: float | None) -> ClaimVerdict:
+    """Judge how far the first cell is ahead of where it should at least be."""
+    if spread is None:
+        return "as claimed" if ahead > 0 else "not as claimed"
+    if claim.within is None and abs(ahead) <= spread:
+        return "within the noise"
+    return "reproduced" if ahead > 0 else "not reproduced"
 
 
 def judge_all(table: PaperTable, done: Outcomes) -> list[Judged]:

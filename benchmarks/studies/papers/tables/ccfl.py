@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from benchmarks.studies.papers.cell import CellPlace, PaperCell, PaperClaim, PaperTable
-from benchmarks.studies.papers.running import run_study_cell
+from benchmarks.fleet.study import Study
+from benchmarks.studies.papers.cell import (
+    CellPlace,
+    Outcomes,
+    PaperCell,
+    PaperClaim,
+    PaperTable,
+    Ran,
+)
+from benchmarks.studies.papers.running import run_study_cell, study_of
 from benchmarks.studies.papers.tables.shared import settings
 
 PAPER = "CCFL"
@@ -167,8 +176,8 @@ TABLE_3 = PaperTable(
     title="Table 3: devices with the same classes have the same budget",
     paper=PAPER,
     about="""\
-As table 2, but classes go in five pairs, each with 20 devices, and devices in the order of
-their classes get the budgets, so some classes are only where training is rare.""",
+As table 2, but classes go in five pairs, each on 20 devices, and all devices of a pair have the
+same budget: two pairs 1, and one each ½, ¼ and ⅛.""",
     cells=_cross_device(SKEWED, {"data.partition": "pairs"}, ("ad-hoc",), budgets=PAIRED),
     claims=_claims(("10 %", "20 %"), ("ad-hoc",)),
     run=run_study_cell,
@@ -275,6 +284,12 @@ def _efficiency() -> tuple[PaperCell, ...]:
     return tuple(cells)
 
 
+def _draw_windows(table: PaperTable, done: Outcomes, path: Path) -> None:
+    from benchmarks.studies.papers.plots import save_by_value
+
+    save_by_value(table, done, path)
+
+
 FIGURE_5 = PaperTable(
     name="ccfl-fig5",
     title="Figures 5 and 10: everybody skips (r = 1), equal computation",
@@ -304,8 +319,85 @@ the same rounds (figure 10). The figures have no numbers.""",
         )
     ),
     run=run_study_cell,
+    draw=_draw_windows,
     expected_s=40.0,
     folders=("fashion_mnist",),
 )
 
-TABLES = (TABLE_2, TABLE_3, TABLE_4, TABLE_1, FIGURE_5)
+
+def _watch_participation(cell: PaperCell, seed: int, _data: Path | None) -> Ran:
+    """Simulate the rounds without training, and note who trains in which."""
+    study = Study(study_of(cell, seed))
+    names = [name for name, _ in study.population.devices()]
+    trained: dict[str, list[str]] = {name: [] for name in names}
+    for each in study.run():
+        took_part = {device.device for device in each.report.devices if device.level is not None}
+        for name in names:
+            trained[name].append("1" if name in took_part else "0")
+    rows = ["".join(trained[name]) for name in names]
+    share = sum(row.count("1") for row in rows) / sum(map(len, rows))
+    return Ran(values={"trained": 100 * share}, more={"participation": rows})
+
+
+def _show_participation(table: PaperTable, done: Outcomes) -> str:
+    from benchmarks.studies.papers.page import markdown, mean_and_spread
+
+    columns = list(dict.fromkeys(cell.place.column for cell in table.cells))
+    rows = [
+        [
+            row,
+            *(
+                mean_and_spread(done.get(CellPlace("", row, each), ()), "trained")
+                for each in columns
+            ),
+        ]
+        for row in dict.fromkeys(cell.place.row for cell in table.cells)
+    ]
+    return markdown(["% of device-rounds that train", *columns], rows)
+
+
+def _draw_participation(table: PaperTable, done: Outcomes, path: Path) -> None:
+    from benchmarks.studies.papers.plots import save_grids
+
+    del table
+    save_grids(
+        {", ".join(place[1:]): runs[0].more["participation"] for place, runs in done.items()},
+        path,
+        x="round",
+        y="device",
+    )
+
+
+FIGURE_7 = PaperTable(
+    name="ccfl-fig7",
+    title="Figure 7: who takes part",
+    paper=PAPER,
+    about="""\
+The rounds of table 2, simulated without training. Devices are in the order of their budgets:
+every fourth has 1, ½, ¼ and ⅛. A dark point is a device that trains in that round.""",
+    cells=tuple(
+        PaperCell(
+            place=CellPlace("", row, f"{drawn} %"),
+            settings={
+                **FMNIST,
+                **_with(method, schedule),
+                "round.participants": drawn,
+                "simulation.train": False,
+            },
+            quick={},
+        )
+        for drawn in (10, 20)
+        for row, method, schedule in (
+            ("FedAvg", "FedAvg", "ad-hoc"),
+            ("CCFL", "CCFL", "ad-hoc"),
+            ("CCFL, round-robin", "CCFL", "round-robin"),
+        )
+    ),
+    run=_watch_participation,
+    show=_show_participation,
+    draw=_draw_participation,
+    seeds=1,
+    expected_s=5.0,
+)
+
+TABLES = (TABLE_1, TABLE_2, TABLE_3, TABLE_4, FIGURE_5, FIGURE_7)

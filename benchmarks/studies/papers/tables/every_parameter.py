@@ -115,9 +115,9 @@ TABLE_1 = PaperTable(
 100 devices, 10 drawn for every round, five local epochs (300 steps of 10 images), rate 0.01,
 momentum 0.5, 100 rounds, as in the authors' code. *Reduction* is in hidden neurons, as in the
 text, of a 784-200-10 perceptron; the code masks single weights of the first layer. Levels
-belong to devices: on average a round has 6 whole models and 4 of three quarters (low), 4 and 6
-(medium), or 3, one of three quarters and 6 halves (high); in the code they belong to places in
-the round. *Greedy* keeps the neurons of largest norm (the code does not: it takes `argsort` for
+belong to places in the round, as in the code: of the ten devices drawn, 6 train the whole model
+and 4 three quarters of it (low), 4 and 6 (medium), or 3, one three quarters and 6 half of it
+(high). *Greedy* keeps the neurons of largest norm (the code does not: it takes `argsort` for
 ranks), *static* the leading ones. *Optimised* is `coverage` for pruning and, for subnets,
 regions dealt out without overlap whatever their norm (`disjoint`). A block that nobody covers
 keeps its value (in the code it becomes NaN). L = 5 and the homogeneous rows were left out.""",

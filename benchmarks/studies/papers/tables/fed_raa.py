@@ -48,7 +48,7 @@ BASE = settings(
     run_rounds=60,
     simulation_evaluate_every=1,
 )
-UPDATES = 1200
+UPDATES = 2000
 RAA: Mapping[str, Any] = {
     "rule.name": "fed-raa",
     "mask.name": "gre-raa",
@@ -192,7 +192,8 @@ TABLE_2 = PaperTable(
     title="Tables 2 and 5: time to 93 %, and accuracy",
     paper=PAPER,
     about=ABOUT
-    + """\
+    + """
+
 *FedPrun* is PruneFL with a quarter of the neurons on slow devices and three quarters on fast
 ones, as for RAM-Fed; FedProx's strength is 0.01. SplitFed is another kind of system and left
 out.""",
@@ -233,7 +234,7 @@ TABLE_3 = PaperTable(
     about="""\
 As above. *Random* assigns any fragment, *least trained* the one trained least, whatever the
 delay; *synchronous* is Gre-RAA in rounds, averaged over the devices that trained a fragment.
-All have 1,200 movements.""",
+All have 2,000 movements.""",
     cells=tuple(
         PaperCell(
             place=CellPlace("", variant, "MNIST"),
