@@ -108,8 +108,8 @@ def test_no_test_image_is_in_training(name: str) -> None:
     for table in STUDIES:
         for cell in table.cells:
             if cell.settings["data.name"] == name and cell.settings.get("simulation.train", True):
-                keys = ("partition", "alpha", "classes", "samples")
-                keys = ("fleet.devices", *(f"data.{key}" for key in keys))
+                data = ("partition", "alpha", "classes", "samples")
+                keys = ("fleet.devices", *(f"data.{key}" for key in data))
                 dealt[str([cell.settings.get(key) for key in keys])] = cell
     assert dealt
     test: set[bytes] | None = None
