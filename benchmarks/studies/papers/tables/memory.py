@@ -255,10 +255,11 @@ MEMORY = PaperTable(
 Our own question, with no value in the paper: ten devices with clothes by Dir(0.1), 784-200-10,
 batches of 32, momentum 0.5, five steps, 100 rounds; two or five devices a round, drawn anew; `L`
 trains two of four regions, `S` one, with `coverage` masks and `rescale = 0.5`, so that regions stay
-untrained in a round only with two devices at `S`. Accuracy is the mean of the last tenth of the rounds. Half of the held-out images are for validation, by which each rule's rate
-is chosen; the numbers are of the other half. The first table has the best rate in brackets.
-Differences are to ra-fed, seed by seed. λ and μ are the adaptive rule's trust in memory, as means
-over the run, and the last column is the length of the remembered step relative to the fresh one
+untrained in a round only with two devices at `S`. Accuracy is the mean of the last tenth of the
+rounds. Half of the held-out images are for validation, by which each rule's rate is chosen; the
+numbers are of the other half. The first table has the best rate in brackets. Differences are to
+ra-fed, seed by seed. λ and μ are the adaptive rule's trust in memory, as means over the run, and
+the last column is the length of the remembered step relative to the fresh one
 ([algorithms.md](algorithms.md#trust-in-memory)).""",
     cells=tuple(_cells()),
     run=run_memory_cell,

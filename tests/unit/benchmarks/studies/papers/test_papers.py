@@ -107,8 +107,9 @@ def test_no_test_image_is_in_training(name: str) -> None:
     dealt: dict[str, PaperCell] = {}
     for table in STUDIES:
         for cell in table.cells:
-            if cell.settings["data.name"] == name:
-                keys = ("data.partition", "data.alpha", "data.classes", "fleet.devices")
+            if cell.settings["data.name"] == name and cell.settings.get("simulation.train", True):
+                data = ("partition", "alpha", "classes", "samples")
+                keys = ("fleet.devices", *(f"data.{key}" for key in data))
                 dealt[str([cell.settings.get(key) for key in keys])] = cell
     assert dealt
     test: set[bytes] | None = None
@@ -116,7 +117,8 @@ def test_no_test_image_is_in_training(name: str) -> None:
         study = Study(study_of(cell, 0), folder)
         assert study.data is not None
         rows = np.concatenate(study.rows)
-        assert len(np.unique(rows)) == len(rows) == len(study.data.train)
+        most = cell.settings.get("data.samples", len(study.data.train))
+        assert len(np.unique(rows)) == len(rows) == most
         images = study.data.train.inputs[0]
         if test is None:
             test = {image.tobytes() for image in study.data.test.inputs[0]}
