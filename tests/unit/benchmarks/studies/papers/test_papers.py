@@ -107,7 +107,7 @@ def test_no_test_image_is_in_training(name: str) -> None:
     dealt: dict[str, PaperCell] = {}
     for table in STUDIES:
         for cell in table.cells:
-            if cell.settings["data.name"] == name:
+            if cell.settings["data.name"] == name and cell.settings.get("simulation.train", True):
                 keys = ("data.partition", "data.alpha", "data.classes", "fleet.devices")
                 dealt[str([cell.settings.get(key) for key in keys])] = cell
     assert dealt
