@@ -23,7 +23,7 @@ SEEDS = 3
 
 
 class CellPlace(NamedTuple):
-    """Where a cell stands: the part of the table, the row and the column."""
+    """A place in a table: its part, the row and the column."""
 
     part: str
     row: str
@@ -44,7 +44,7 @@ class PaperCell:
     quick: Mapping[str, Any] | None = None
     """Settings that replace others with `--quick`; None: the cell is not part of it."""
     missing: str = ""
-    """Why the cell cannot be run yet; empty: it can."""
+    """Reason why the cell cannot be run yet; empty: it can."""
 
     def shortened(self) -> PaperCell:
         """Return the cell as `--quick` runs it."""
@@ -115,11 +115,11 @@ class PaperTable:
     paper: str
     """Paper that it belongs to; tables of a paper stand together."""
     about: str
-    """How it was run: readings, settings, what differs from the paper; Markdown."""
+    """Readings and settings of its runs, and what differs from the paper; Markdown."""
     cells: tuple[PaperCell, ...]
     claims: tuple[PaperClaim, ...] = ()
     remarks: str = ""
-    """What to make of the numbers, written by hand; Markdown."""
+    """Remarks on the numbers, written by hand; Markdown."""
     run: RunCell
     show: Callable[[PaperTable, Outcomes], str] | None = None
     """Prints the numbers as Markdown; None: a sheet for each part, with the paper's values."""

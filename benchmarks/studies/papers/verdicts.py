@@ -1,4 +1,4 @@
-"""Whether a claim of a paper shows in the numbers, said in plain words."""
+"""Judges the claims of papers by the numbers, in plain words."""
 
 from __future__ import annotations
 

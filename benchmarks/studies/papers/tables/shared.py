@@ -22,6 +22,15 @@ AS_PRINTED: Mapping[str, Any] = {
 only the whole model is evaluated, the run begins when all devices are there, and every round waits
 for everybody."""
 
+RAM_FED: Mapping[str, Any] = {
+    "rule.name": "ram-fed",
+    "rule.options.damping": 1.0,
+    "rule.options.population": "all",
+    "rule.options.warmup_rounds": 1,
+}
+"""RAM-Fed as printed: undamped, memory averaged over all devices; everybody trains everything in
+the first round."""
+
 
 def settings(*parts: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     """Return all settings of a cell; later ones count, and `_` in a keyword's name is a dot.
