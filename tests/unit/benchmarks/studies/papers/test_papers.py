@@ -43,7 +43,7 @@ from benchmarks.studies.papers.working import run_all
 
 ROOT = Path(__file__).parents[5]
 A, B = CellPlace("", "a", "x"), CellPlace("", "b", "x")
-STUDIES = [table for table in all_tables() if table.name != "subdismo7"]
+STUDIES = [table for table in all_tables() if table.name not in ("subdismo7", "worth")]
 
 
 # -- cells ---------------------------------------------------------------------------------------

@@ -235,7 +235,10 @@ def test_fleet_that_trains_at_night_alone_gets_through_the_day() -> None:
         battery_percent=(20.0, 20.0),
         charging_hours=(22 * 60, 6 * 60),
     )
-    fleet = simulation(DevicePopulation(kinds=(phone,), starts=7 * 60), rounds_config(min_devices=1, rounds=2000, bid_s=60.0))
+    fleet = simulation(
+        DevicePopulation(kinds=(phone,), starts=7 * 60),
+        rounds_config(min_devices=1, rounds=2000, bid_s=60.0),
+    )
     first = next(fleet.run())
     assert 15 * 3600 <= first.time_s < 16 * 3600
     assert len(fleet.lowest_percents()) == 4
@@ -244,7 +247,9 @@ def test_fleet_that_trains_at_night_alone_gets_through_the_day() -> None:
 
 def test_fleet_that_never_trains_is_given_up_after_two_days() -> None:
     phone = DeviceKind(board=find_board("pixel_4"), count=2, battery_percent=(20.0, 20.0))
-    fleet = simulation(DevicePopulation(kinds=(phone,)), rounds_config(min_devices=1, rounds=100_000, bid_s=60.0))
+    fleet = simulation(
+        DevicePopulation(kinds=(phone,)), rounds_config(min_devices=1, rounds=100_000, bid_s=60.0)
+    )
     with pytest.raises(CoordinatorError, match=r"too long: pixel-4-0: skip: battery"):
         list(fleet.run())
 
