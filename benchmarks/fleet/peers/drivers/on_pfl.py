@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import socket
-import subprocess
 import sys
 from typing import Any
 
@@ -18,12 +18,10 @@ def main(path: str, rank: int = 0, port: int = 0) -> None:
     if rank == 0:
         port = _free_port()
     others = range(1, job["processes"]) if rank == 0 else ()
-    started = [
-        subprocess.Popen(
-            [sys.executable, __file__, path, str(each), str(port)], stdin=subprocess.DEVNULL
-        )
-        for each in others
-    ]
+    spawn = multiprocessing.get_context("spawn")
+    started = [spawn.Process(target=main, args=(path, each, port), daemon=True) for each in others]
+    for each in started:
+        each.start()
     if job["processes"] > 1:
         os.environ |= {
             "TORCHELASTIC_RUN_ID": "tessera",
@@ -38,7 +36,7 @@ def main(path: str, rank: int = 0, port: int = 0) -> None:
         _simulate(job, turns)
     finally:
         for each in started:
-            each.wait(60)
+            each.join(60)
 
 
 def _simulate(job: PeerSettings, turns: Turns | None) -> None:
@@ -131,4 +129,4 @@ def _free_port() -> int:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], *map(int, sys.argv[2:]))
+    main(sys.argv[1])
