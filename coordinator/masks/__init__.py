@@ -18,13 +18,13 @@ from coordinator.masks.policies.disjoint import DisjointMasks
 from coordinator.masks.policies.gre_raa import GreRaaMasks
 from coordinator.masks.policies.greedy import GreedyMasks
 from coordinator.masks.policies.nested import CoreMasks, NestedMasks
-from coordinator.masks.policies.periodic import PeriodicMasks
-from coordinator.masks.policies.places import PlacesMasks
 from coordinator.masks.policies.prunefl import PruneFlMasks
 from coordinator.masks.policies.random import RandomMasks
 from coordinator.masks.policies.rolling import RollingMasks
-from coordinator.masks.policies.scheduled import ScheduledMasks
 from coordinator.masks.policies.static import StaticMasks
+from coordinator.masks.policies.studies.periodic import PeriodicMasks
+from coordinator.masks.policies.studies.places import PlacesMasks
+from coordinator.masks.policies.studies.scheduled import ScheduledMasks
 from coordinator.masks.situation import Situation
 from edge_sdk.program.settings.choices import make_named
 from edge_sdk.protocol.plan.plan import ModelPlan
