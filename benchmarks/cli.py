@@ -9,6 +9,8 @@ from benchmarks.aggregate import command as aggregate
 from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
+from benchmarks.fleet.sweep import command as sweep
+from benchmarks.fleet.sweep import plot
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
@@ -16,8 +18,6 @@ from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
 from benchmarks.studies.levels import command as levels
 from benchmarks.studies.papers import command as papers
-from benchmarks.sweep import command as sweep
-from benchmarks.sweep import plot
 from benchmarks.training import footprint_command as footprint
 from benchmarks.training import step_command as step
 from benchmarks.zoo import command as zoo

@@ -139,7 +139,13 @@ class Study:
         """Simulate, yielding every round as it closes. Raises `CoordinatorError`."""
         with ExitStack() as stack:
             more = {} if self.data is None else self._training(self.data, stack)
-            self.simulation = FleetSimulation(self.machine, self.model, self.population, **more)
+            self.simulation = FleetSimulation(
+                self.machine,
+                self.model,
+                self.population,
+                threads=self.config.run.threads,
+                **more,
+            )
             for each in self.simulation.run():
                 self._last = each
                 yield each
@@ -292,6 +298,7 @@ def _task(config: StudyConfig) -> Task:
     )
 
 
+MOST_COMPILED = 8
 _COMPILED: dict[tuple[Any, ...], CompiledGraphs] = {}
 """Graphs of earlier studies of this process; weights are not in them."""
 
@@ -306,7 +313,7 @@ def _graphs(model: str, task: Task, machine: RoundsConfig | FragmentsConfig) -> 
     }
     key = (model, task.plan.hash, *wanted.values())
     if key not in _COMPILED:
-        if len(_COMPILED) >= 8:
+        if len(_COMPILED) >= MOST_COMPILED:
             _COMPILED.pop(next(iter(_COMPILED)))
         _COMPILED[key] = compile_graphs(task, **wanted)
     return _COMPILED[key]

@@ -1,4 +1,6 @@
-"""A process that runs cases of a sweep, one after the other: `python -m benchmarks.sweep.worker`.
+"""A process of a sweep, which runs one case after the other.
+
+    python -m benchmarks.fleet.sweep.worker
 
 It reads a case from every line of its input and answers with lines of JSON:
 
@@ -17,15 +19,16 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from benchmarks.fleet.config import make_study
 from benchmarks.fleet.study import Study, round_row
-from benchmarks.sweep.rows import FAILED, FINISHED, GOING, Row
+from benchmarks.fleet.sweep.rows import FAILED, FINISHED, GOING, SweepRow
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.simulate.fleet.simulation import FleetRound
+from edge_sdk.program.files import remove_folder
 from edge_sdk.protocol.errors import TesseraError
 
 
@@ -34,13 +37,13 @@ def case_rows(
     base: Path,
     data_dir: Path | None,
     tick: Callable[[FleetRound], object] = lambda _: None,
-) -> Iterator[Row]:
+) -> Iterator[SweepRow]:
     """Run a case and yield a row for every evaluated round.
 
     The last row says how it ended: `finished`, with the accuracies of all levels in the test, or
     `failed`, with the error. `tick` is called with every round.
     """
-    waiting: Row | None = None
+    waiting: SweepRow | None = None
     try:
         study = Study(make_study(settings, base=base), data_dir)
         every = study.config.simulation.evaluate_every
@@ -70,14 +73,17 @@ def case_rows(
         yield {"state": FAILED, "error": f"{type(error).__name__}: {error}"}
 
 
-def _row(study: Study, each: FleetRound) -> Row:
+def _row(study: Study, each: FleetRound) -> SweepRow:
     return {**study.settings(), **round_row(each)}
 
 
 def _work(order: Mapping[str, Any], say: Callable[[Mapping[str, Any]], object]) -> None:
     data, board = order["data"], order["tensorboard"]
     with ExitStack() as stack:
-        sink = None if board is None else stack.enter_context(TensorBoardSink(Path(board)))
+        sink = None
+        if board is not None:
+            remove_folder(Path(board))  # of an attempt that was stopped
+            sink = stack.enter_context(TensorBoardSink(Path(board)))
 
         def tick(each: FleetRound) -> None:
             if sink is not None:
@@ -110,4 +116,6 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    with suppress(SystemExit):
+        main()
+    os._exit(0)  # everything is closed; taking torch apart would take seconds

@@ -26,7 +26,7 @@ LINES = "rows.jsonl"
 TABLE = "rows.parquet"
 GOING, FINISHED, FAILED = "going", "finished", "failed"
 
-Row = dict[str, Any]
+SweepRow = dict[str, Any]
 
 
 class SweepRows:
@@ -35,7 +35,7 @@ class SweepRows:
     def __init__(self, folder: Path) -> None:
         """Reads what is there. Raises `UsageError` for a file of anything else."""
         self.folder = folder
-        self.rows: list[Row] = read_rows(folder / LINES)
+        self.rows: list[SweepRow] = read_rows(folder / LINES)
 
     def ended(self, *, failed: bool = True) -> set[str]:
         """Return the ids of the cases that came to an end; `failed`: also by an error."""
@@ -50,7 +50,7 @@ class SweepRows:
             text = "".join(json.dumps(row) + "\n" for row in self.rows)
             write_whole(path, text.encode())
 
-    def add(self, row: Row) -> None:
+    def add(self, row: SweepRow) -> None:
         """Add a row."""
         self.rows.append(row)
         append_line(self.folder / LINES, row)
@@ -67,7 +67,7 @@ class SweepRows:
         return path
 
 
-def read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[SweepRow]:
     """Read the rows of a sweep's file, `.jsonl` or `.parquet`. Raises `UsageError`."""
     if path.suffix == ".parquet":
         return [_without_gaps(row) for row in _parquet().read_table(path).to_pylist()]
@@ -79,17 +79,17 @@ def columns(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     return list(dict.fromkeys(name for row in rows for name in row))
 
 
-def _parse(fields: dict[str, Any]) -> Row:
+def _parse(fields: dict[str, Any]) -> SweepRow:
     if not {"id", "state"} <= fields.keys():
         raise ValueError("it has no id and state")
     return fields
 
 
-def _without_gaps(row: Row) -> Row:
+def _without_gaps(row: SweepRow) -> SweepRow:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def _table(rows: Sequence[Row]) -> pyarrow.Table:
+def _table(rows: Sequence[SweepRow]) -> pyarrow.Table:
     import pyarrow
 
     found = {}

@@ -12,8 +12,8 @@ from benchmarks.report.command import Measured, add_command
 if TYPE_CHECKING:
     from matplotlib.figure import Figure as Drawing
 
-    from benchmarks.sweep.curves import Curve, XAxis, YAxis
-    from benchmarks.sweep.rows import Row
+    from benchmarks.fleet.sweep.curves import SeedCurve, XAxis, YAxis
+    from benchmarks.fleet.sweep.rows import SweepRow
 
 QUICK_SIZE = 0.6
 """Size of a plot with `--quick`, over the usual one."""
@@ -60,13 +60,13 @@ def add_parser(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
+    from benchmarks.fleet.sweep.curves import XAxis, curves_of, read_results
     from benchmarks.report.drawing import check_plot, save
     from benchmarks.report.figures import Figure
     from benchmarks.report.options import UsageError
-    from benchmarks.sweep.curves import XAxis, curves_of, read_results
 
     check_plot(arguments.out)
-    rows: list[Row] = [row for path in arguments.results for row in read_results(path)]
+    rows: list[SweepRow] = [row for path in arguments.results for row in read_results(path)]
     axes: Sequence[XAxis] = get_args(XAxis) if arguments.x is None else (arguments.x,)
     drawn = {x: curves_of(rows, x, arguments.y, arguments.by) for x in axes}
     if not any(drawn.values()):
@@ -87,7 +87,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def draw_curves(drawn: dict[XAxis, list[Curve]], y: YAxis, size: float = 1.0) -> Drawing:
+def draw_curves(drawn: dict[XAxis, list[SeedCurve]], y: YAxis, size: float = 1.0) -> Drawing:
     """Draw a panel for each axis; every line has a band from its lowest to its highest seed."""
     from matplotlib.ticker import MaxNLocator
 
@@ -115,9 +115,9 @@ def draw_curves(drawn: dict[XAxis, list[Curve]], y: YAxis, size: float = 1.0) ->
     return figure
 
 
-def _unit(x: XAxis, curves: Sequence[Curve]) -> tuple[float, str]:
+def _unit(x: XAxis, curves: Sequence[SeedCurve]) -> tuple[float, str]:
     """Return the unit in which an axis has handy numbers, and words for the axis."""
-    from benchmarks.sweep.curves import X_AXES
+    from benchmarks.fleet.sweep.curves import X_AXES
 
     words, most = X_AXES[x][0], max((float(each.x[-1]) for each in curves), default=0.0)
     if x in ("joules", "bytes"):
@@ -127,7 +127,7 @@ def _unit(x: XAxis, curves: Sequence[Curve]) -> tuple[float, str]:
     return 1.0, words
 
 
-def _legend(curve: Curve) -> str:
+def _legend(curve: SeedCurve) -> str:
     if curve.seeds == 1:
         return curve.label
     return f"{curve.label} ({curve.seeds} seeds: mean, lowest to highest)"

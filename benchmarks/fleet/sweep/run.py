@@ -19,9 +19,9 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+from benchmarks.fleet.sweep.grid import SweepCase
+from benchmarks.fleet.sweep.rows import FAILED, FINISHED, SweepRows
 from benchmarks.report.progress import Begin
-from benchmarks.sweep.grid import SweepCase
-from benchmarks.sweep.rows import FAILED, FINISHED, SweepRows
 from edge_sdk.program.processes import start_piped
 
 LAST_WORDS = 5
@@ -134,10 +134,7 @@ class _Worker:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                with suppress(OSError):
-                    pipe.close()
+        _close(process)
 
     def _hand_over(self, case: SweepCase) -> None:
         self._said.put((case, {}))
@@ -156,6 +153,7 @@ class _Worker:
             code = process.wait()
             with self._lock:
                 self._process = None
+            _close(process)
             words = f"its process ended with code {code}, perhaps for want of memory"
             said = "; ".join([words, *self._words])
             self._said.put((case, {"row": {"state": FAILED, "error": said}}))
@@ -165,7 +163,7 @@ class _Worker:
             if self._stopped:
                 return None
             if self._process is None:
-                command = [sys.executable, "-m", "benchmarks.sweep.worker"]
+                command = [sys.executable, "-m", "benchmarks.fleet.sweep.worker"]
                 self._process = start_piped(command)
                 hear = threading.Thread(target=self._hear, args=(self._process,), daemon=True)
                 hear.start()
@@ -177,3 +175,11 @@ class _Worker:
             with suppress(ValueError):  # the pipe was closed
                 for line in process.stderr:
                     self._words.append(line.strip())
+
+
+def _close(process: subprocess.Popen[str]) -> None:
+    """Close the pipes of a process that has ended."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with suppress(OSError):
+                pipe.close()

@@ -55,18 +55,24 @@ class SweepCase:
     settings: Settings
     """The settings that the file gives."""
     config: StudyConfig
+    id: str
+    """Short text that is the same for the same experiment."""
     varied: tuple[str, ...] = ()
     """Settings in which the cases of the file differ."""
 
-    @property
-    def id(self) -> str:
-        """Short text that is the same for the same experiment."""
-        plain = {key: value for key, value in self.config.plain().items() if key not in NO_RESULT}
-        population = self.config.fleet.population or ""
+    @classmethod
+    def of(cls, name: str, settings: Settings, config: StudyConfig) -> SweepCase:
+        """Make a case, and find its id. Raises `ConfigError` for a population that is not there."""
+        plain = {key: value for key, value in config.plain().items() if key not in NO_RESULT}
+        population = config.fleet.population or ""
         if population.endswith(".toml"):  # known by what it says, not where it lies
-            plain["fleet.population"] = sha256(Path(population).read_bytes()).hexdigest()
-        text = json.dumps([self.name, plain], sort_keys=True)
-        return sha256(text.encode()).hexdigest()[:16]
+            try:
+                content = Path(population).read_bytes()
+            except OSError as error:
+                raise ConfigError(f"fleet.population = {population!r}: {error.strerror}") from error
+            plain["fleet.population"] = sha256(content).hexdigest()
+        text = json.dumps([name, plain], sort_keys=True)
+        return cls(name, settings, config, sha256(text.encode()).hexdigest()[:16])
 
     @property
     def row(self) -> dict[str, Any]:
@@ -104,7 +110,7 @@ def read_cases(path: Path, *, quick: bool = False) -> list[SweepCase]:
             if quick:
                 settings = {**settings, **_shortened(config)}
                 config = make_study(settings, label=label, base=path.parent)
-            case = SweepCase(name, settings, config)
+            case = SweepCase.of(name, settings, config)
             found.setdefault(case.id, case)
     cases = list(found.values())
     seeds = list(dict.fromkeys(case.config.run.seed for case in cases))

@@ -18,15 +18,15 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.fleet.sweep.rows import LINES, TABLE, SweepRow, columns, read_rows
 from benchmarks.report.options import UsageError
-from benchmarks.sweep.rows import LINES, TABLE, Row, columns, read_rows
 from edge_sdk.program.settings import nearest
 
 XAxis = Literal["rounds", "hours", "joules", "bytes"]
 YAxis = Literal["accuracy", "loss"]
 Floats = NDArray[np.float64]
 
-X_AXES: Mapping[XAxis, tuple[str, Callable[[Row], float]]] = {
+X_AXES: Mapping[XAxis, tuple[str, Callable[[SweepRow], float]]] = {
     "rounds": ("rounds", lambda row: float(row["round"])),
     "hours": ("simulated hours", lambda row: row["time_s"] / 3600),
     "joules": ("J, all devices", lambda row: float(row["joules"])),
@@ -40,7 +40,7 @@ POINTS = 200
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Curve:
+class SeedCurve:
     """One line of a plot: the mean over seeds, and the lowest and highest of them."""
 
     label: str
@@ -56,7 +56,7 @@ class Curve:
         return {"label": self.label, "seeds": self.seeds, **arrays}
 
 
-def read_results(path: Path) -> list[Row]:
+def read_results(path: Path) -> list[SweepRow]:
     """Read rows of a sweep's folder or file, or of a study's `--json`. Raises `UsageError`."""
     if path.is_dir():
         found = next((path / name for name in (LINES, TABLE) if (path / name).exists()), None)
@@ -68,7 +68,7 @@ def read_results(path: Path) -> list[Row]:
     return _study_rows(path) if path.suffix == ".json" else read_rows(path)
 
 
-def _study_rows(path: Path) -> list[Row]:
+def _study_rows(path: Path) -> list[SweepRow]:
     try:
         written = json.loads(path.read_text(encoding="utf-8"))
         config, rounds = written["config"], written["rounds"]
@@ -79,26 +79,27 @@ def _study_rows(path: Path) -> list[Row]:
         ) from error
 
 
-def varied_keys(rows: Iterable[Row]) -> list[str]:
+def varied_keys(rows: Iterable[SweepRow]) -> list[str]:
     """Return the settings that tell cases apart, but for their seed.
 
-    Those that follow from a case's name are left out.
+    Names come first: a setting that follows from those before it is left out.
     """
     first = list({row["id"]: row for row in rows}.values())
-    named = len({row.get("case") for row in first}) > 1
-    found = ["case"] if named else []
-    for key in columns(first):
-        if "." not in key or key in NOT_VARIED:
-            continue
-        values = {_text(row.get(key)) for row in first}
-        pairs = {(row.get("case"), _text(row.get(key))) for row in first}
-        follows = named and len(pairs) == len({row.get("case") for row in first})
-        if len(values) > 1 and not follows:
+    keys = [key for key in columns(first) if "." in key and key not in NOT_VARIED]
+    named = [key for key in keys if key.endswith(".name") or key == "run.recipe"]
+    found: list[str] = []
+    apart = 1
+    for key in ["case", *named, *(key for key in keys if key not in named)]:
+        more = {tuple(_text(row.get(each)) for each in (*found, key)) for row in first}
+        if len(more) > apart:
             found.append(key)
+            apart = len(more)
     return found
 
 
-def grouped(rows: Sequence[Row], by: Sequence[str] | None = None) -> dict[str, list[list[Row]]]:
+def grouped(
+    rows: Sequence[SweepRow], by: Sequence[str] | None = None
+) -> dict[str, list[list[SweepRow]]]:
     """Return the rows of every case, those of one label together.
 
     `by` are the settings that tell labels apart; None: all that vary but the seed. Raises
@@ -109,16 +110,16 @@ def grouped(rows: Sequence[Row], by: Sequence[str] | None = None) -> dict[str, l
         if key not in known:
             raise UsageError(f"no row has {key!r}{nearest(key, known)}")
     keys = varied_keys(rows) if by is None else list(by)
-    cases: dict[str, list[Row]] = {}
+    cases: dict[str, list[SweepRow]] = {}
     for row in rows:
         cases.setdefault(row["id"], []).append(row)
-    found: dict[str, list[list[Row]]] = {}
+    found: dict[str, list[list[SweepRow]]] = {}
     for case in cases.values():
         found.setdefault(label_of(case[0], keys), []).append(case)
     return found
 
 
-def label_of(row: Row, keys: Sequence[str]) -> str:
+def label_of(row: SweepRow, keys: Sequence[str]) -> str:
     """Name a case by its values of these settings."""
     words = []
     for key in keys:
@@ -131,8 +132,8 @@ def label_of(row: Row, keys: Sequence[str]) -> str:
 
 
 def curves_of(
-    rows: Sequence[Row], x: XAxis, y: YAxis, by: Sequence[str] | None = None
-) -> list[Curve]:
+    rows: Sequence[SweepRow], x: XAxis, y: YAxis, by: Sequence[str] | None = None
+) -> list[SeedCurve]:
     """Return a curve for every label; none for labels without a measurement."""
     found = []
     for label, cases in grouped(rows, by).items():
@@ -143,7 +144,7 @@ def curves_of(
     return found
 
 
-def _points(case: Sequence[Row], x: XAxis, y: YAxis) -> tuple[Floats, Floats]:
+def _points(case: Sequence[SweepRow], x: XAxis, y: YAxis) -> tuple[Floats, Floats]:
     place = X_AXES[x][1]
     pairs = [(place(row), row[y]) for row in case if row.get(y) is not None and "round" in row]
     pairs.sort()
@@ -151,7 +152,7 @@ def _points(case: Sequence[Row], x: XAxis, y: YAxis) -> tuple[Floats, Floats]:
     return at, value
 
 
-def _curve(label: str, seeds: Sequence[tuple[Floats, Floats]], x: XAxis) -> Curve:
+def _curve(label: str, seeds: Sequence[tuple[Floats, Floats]], x: XAxis) -> SeedCurve:
     first = max(at[0] for at, _ in seeds)
     last = max(first, min(at[-1] for at, _ in seeds))
     if len(seeds) == 1:
@@ -162,7 +163,7 @@ def _curve(label: str, seeds: Sequence[tuple[Floats, Floats]], x: XAxis) -> Curv
     else:
         grid = np.linspace(first, last, POINTS)
     values = np.stack([np.interp(grid, at, value) for at, value in seeds])
-    return Curve(label, len(seeds), grid, values.mean(0), values.min(0), values.max(0))
+    return SeedCurve(label, len(seeds), grid, values.mean(0), values.min(0), values.max(0))
 
 
 def _text(value: Any) -> str:

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from benchmarks.fleet.sweep.curves import grouped
+from benchmarks.fleet.sweep.rows import FAILED, FINISHED, SweepRow
 from benchmarks.report.figures import Figure
 from benchmarks.report.tables import table_of
-from benchmarks.sweep.curves import grouped
-from benchmarks.sweep.rows import FAILED, FINISHED, Row
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -33,7 +33,7 @@ class SweepLine:
     bytes: float | None
 
 
-def sweep_lines(rows: Sequence[Row]) -> list[SweepLine]:
+def sweep_lines(rows: Sequence[SweepRow]) -> list[SweepLine]:
     """Return a line for every label, of the cases that came to an end."""
     found = []
     for label, cases in grouped(rows).items():

@@ -13,7 +13,7 @@ from benchmarks.report.command import Measured, add_command
 from benchmarks.report.options import UsageError, count
 
 if TYPE_CHECKING:
-    from benchmarks.sweep.rows import SweepRows
+    from benchmarks.fleet.sweep.rows import SweepRows
 
 FOLDER = Path("sweep-results")
 
@@ -57,11 +57,11 @@ def add_parser(commands: Any) -> None:
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
+    from benchmarks.fleet.sweep.grid import check_data, read_cases
+    from benchmarks.fleet.sweep.rows import SweepRows
+    from benchmarks.fleet.sweep.run import SweepPlaces, run_cases
+    from benchmarks.fleet.sweep.summary import sweep_figures, sweep_lines, sweep_table
     from benchmarks.report.progress import progress
-    from benchmarks.sweep.grid import check_data, read_cases
-    from benchmarks.sweep.rows import SweepRows
-    from benchmarks.sweep.run import SweepPlaces, run_cases
-    from benchmarks.sweep.summary import sweep_figures, sweep_lines, sweep_table
     from edge_sdk.program.command import EXIT_INTERRUPTED
 
     cases = read_cases(arguments.file, quick=arguments.quick)
@@ -122,7 +122,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _saved(rows: SweepRows) -> list[str]:
-    from benchmarks.sweep.rows import LINES
+    from benchmarks.fleet.sweep.rows import LINES
 
     places = [str(rows.folder / LINES)]
     try:
