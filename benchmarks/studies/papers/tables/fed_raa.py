@@ -209,9 +209,9 @@ out.""",
 Asynchronous training of whole models is as much faster than FedAvg as the paper says.
 Synchronous submodels are faster still here: a slow device that trains a quarter of the neurons
 no longer holds up a round, while the paper's are slower than FedAvg, for reasons that it does
-not give. Fed-RAA does not keep its lead: at the mixing rate of FedAsync, an update that is ten
-updates old moves its fragment by a fifth. The largest α and the delay limit decide this, and
-the paper states neither.""",
+not give. Fed-RAA is faster than FedAvg, by less than the paper says and by less than whole
+models: at the mixing rate of FedAsync, an update that is ten updates old moves its fragment by
+a fifth. The largest α and the delay limit decide this, and the paper states neither.""",
     more={"printed": PRINTED},
 )
 
