@@ -10,6 +10,8 @@ from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.fleet.peers import command as peers
+from benchmarks.fleet.sweep import command as sweep
+from benchmarks.fleet.sweep import plot
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
@@ -42,6 +44,8 @@ COMMANDS = (
     load,
     fleet,
     peers,
+    sweep,
+    plot,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 

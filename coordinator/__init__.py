@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from coordinator.rounds.fragments import FragmentsConfig
     from coordinator.rounds.synchronous import RoundsConfig
     from coordinator.run.folder import read_result
+    from coordinator.run.tensorboard import TensorBoardSink
     from coordinator.service.courses import Evaluator
     from coordinator.simulate.federation import Federation, Member
     from coordinator.simulate.partitions import (
@@ -67,6 +68,7 @@ __all__ = [
     "Strategy2",
     "SubDisMo",
     "Task",
+    "TensorBoardSink",
     "compile_graphs",
     "compile_in_child",
     "compiled_graphs",
@@ -110,6 +112,7 @@ _HOMES = {
     "Strategy2": "coordinator.aggregate.rules.ccfl",
     "SubDisMo": "coordinator.aggregate.rules.ra_fed",
     "Task": "coordinator.task.task",
+    "TensorBoardSink": "coordinator.run.tensorboard",
     "compile_graphs": "coordinator.task.graphs.compilation",
     "compile_in_child": "coordinator.task.graphs.child",
     "compiled_graphs": "coordinator.task.graphs.cache",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
@@ -46,7 +47,13 @@ def add_parser(commands: Any) -> None:
     parser.add_argument(
         "--devices", type=int, metavar="N", help="devices of a fleet given by its name"
     )
-    parser.add_argument("--rounds", type=int, default=50, metavar="N", help="rounds (default 50)")
+    parser.add_argument(
+        "--rounds",
+        type=int,
+        default=50,
+        metavar="N",
+        help="rounds, or updates of an asynchronous rule (default 50)",
+    )
     parser.add_argument(
         "--participants", type=int, metavar="N", help="movements wanted per round (default: all)"
     )
@@ -73,11 +80,25 @@ def add_parser(commands: Any) -> None:
     )
     parser.add_argument("--rule", default="ra-fed", help="server rule (default ra-fed)")
     parser.add_argument(
-        "--model", default="cnn", metavar="NAME", help="family of the model (default cnn)"
+        "--model",
+        metavar="NAME",
+        help="model by name (default: cnn; with --train, the usual one of the data)",
     )
-    parser.add_argument("--train", action="store_true", help="really train, on handwritten digits")
+    parser.add_argument("--train", action="store_true", help="really train")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        metavar="DIR",
+        help="with --train, a directory with a known data set (default: handwritten digits)",
+    )
     parser.add_argument(
         "--processes", type=int, default=1, metavar="N", help="processes that train (default 1)"
+    )
+    parser.add_argument(
+        "--tensorboard",
+        type=Path,
+        metavar="DIR",
+        help="write every round for TensorBoard too (extra tensorboard)",
     )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default 0)")
 
@@ -87,30 +108,25 @@ def _run(arguments: argparse.Namespace) -> Measured:
 
 
 def _study(arguments: argparse.Namespace) -> Measured:
-    from dataclasses import asdict
+    from contextlib import ExitStack
 
-    from benchmarks.fleet.study import StudyConfig, round_row, run_study
+    from benchmarks.fleet.config import make_study
+    from benchmarks.fleet.study import Study, round_row
     from benchmarks.report.figures import Figure
+    from coordinator.run.tensorboard import TensorBoardSink
 
-    config = StudyConfig(
-        population=arguments.population,
-        devices=arguments.devices,
-        rounds=min(10, arguments.rounds) if arguments.quick else arguments.rounds,
-        participants=arguments.participants,
-        over_selection=arguments.over_selection,
-        quorum=arguments.quorum,
-        deadline_s=arguments.deadline_s,
-        rule=arguments.rule,
-        model=arguments.model,
-        train=arguments.train,
-        processes=arguments.processes,
-        seed=arguments.seed,
-    )
+    config = make_study(_settings(arguments))
+    study = Study(config, None if arguments.data is None else arguments.data.absolute().parent)
     rows = []
-    with progress("fleet", config.rounds) as begin:
-        tick = begin("simulating")
-        for each in run_study(config):
+    with ExitStack() as stack:
+        board = None
+        if arguments.tensorboard is not None:
+            board = stack.enter_context(TensorBoardSink(arguments.tensorboard))
+        tick = stack.enter_context(progress("fleet", config.reports))("simulating")
+        for each in study.run():
             rows.append(round_row(each))
+            if board is not None:
+                board.write(each.report, each.spent)
             tick()
     last = rows[-1]
     figures = [
@@ -125,9 +141,41 @@ def _study(arguments: argparse.Namespace) -> Measured:
         figures=figures,
         shown=[_study_table(rows)],
         packages=("torch", "onnxruntime", "numpy"),
-        config=asdict(config),
+        config=study.settings(),
         data={"rounds": rows},
     )
+
+
+def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the settings of a study by their keys."""
+    from coordinator.aggregate.rules import ASYNC_RULES
+
+    rounds = min(10, arguments.rounds) if arguments.quick else arguments.rounds
+    settings = {
+        "data.name": "digits" if arguments.data is None else arguments.data.absolute().name,
+        "fleet.population": arguments.population,
+        "fleet.devices": arguments.devices,
+        "model.name": arguments.model,
+        "rule.name": arguments.rule,
+        "run.steps": 20,
+        "run.learning_rate": 0.05,
+        "run.momentum": 0.5,
+        "run.seed": arguments.seed,
+        "round.train_deadline_s": arguments.deadline_s,
+        "simulation.train": arguments.train,
+        "simulation.processes": arguments.processes,
+    }
+    if arguments.rule in ASYNC_RULES:
+        return {**settings, "run.updates": rounds}
+    return {
+        **settings,
+        "run.rounds": rounds,
+        "run.widths": "own",
+        "mask.name": "coverage",
+        "round.participants": arguments.participants,
+        "round.over_selection": arguments.over_selection,
+        "round.quorum": arguments.quorum,
+    }
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from benchmarks.report.options import UsageError
+from edge_sdk.program import files
 
 T = TypeVar("T")
 
@@ -35,9 +36,5 @@ def read_lines(path: Path, parse: Callable[[dict[str, Any]], T]) -> list[T]:
 
 
 def append_line(path: Path, run: Mapping[str, Any]) -> None:
-    """Add a run to the file."""
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
-    with path.open("a", encoding="utf-8") as file:
-        if text and not text.endswith("\n"):
-            file.write("\n")  # behind a line that was cut off
-        file.write(json.dumps(run) + "\n")
+    """Add a run to the file, behind a line that was cut off."""
+    files.append_line(path, (json.dumps(run) + "\n").encode(), synced=False)

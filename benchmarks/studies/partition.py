@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import UsageError, count
+from benchmarks.report.options import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.data import Dataset
+    from benchmarks.data.dealing import DataPartition
 
 PARTITIONS = ("iid", "dirichlet", "labels", "shards", "key")
 QUICK_SHARE = 10
@@ -70,7 +71,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     check_plot(arguments.plot)
     data = load_data(arguments.data, arguments.seed)
     held = held_counts(data, arguments)
-    title = f"{data.name}: {describe(arguments)}, {len(held)} devices"
+    title = f"{data.name}: {partition_of(arguments)}, {len(held)} devices"
     if arguments.plot is not None:
         save_partition_plot(held, arguments.plot, title)
     shown: list[Table | str] = [_table(held, title)]
@@ -89,47 +90,33 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 def held_counts(data: Dataset, options: argparse.Namespace) -> NDArray[np.int64]:
     """Deal out the training samples and count them: devices × classes.
 
-    Raises `UsageError` where nobody owns samples, `ConfigError` where there are too few.
+    Raises `DatasetError` where nobody owns samples, `ConfigError` where there are too few.
     """
     import numpy as np
 
-    from coordinator import dirichlet_parts, iid_parts, key_parts, label_parts, shard_parts
     from edge_sdk import stream
 
     every = QUICK_SHARE if options.quick else 1
-    labels, least, devices = data.train.targets[::every], options.least, options.devices
-    random = stream(options.seed, "partition", options.partition)
-    match options.partition:
-        case "iid":
-            parts = iid_parts(labels, devices, random, least=least)
-        case "dirichlet":
-            parts = dirichlet_parts(labels, devices, random, alpha=options.alpha, least=least)
-        case "labels":
-            each = options.classes
-            parts = label_parts(labels, devices, random, classes_each=each, least=least)
-        case "shards":
-            each = options.shards
-            parts = shard_parts(labels, devices, random, shards_each=each, least=least)
-        case _:
-            if data.owners is None:
-                raise UsageError(
-                    f"{data.name} does not say whose samples are whose: choose another --partition"
-                )
-            parts = key_parts(data.owners[::every], least=least)
+    partition = partition_of(options)
+    labels = data.train.targets[::every]
+    owners = None if data.owners is None else data.owners[::every]
+    devices = None if partition.partition == "key" else options.devices
+    random = stream(options.seed, "partition", partition.partition)
+    parts = partition.deal(labels, devices, random, owners)
     return np.stack([np.bincount(labels[rows], minlength=data.classes) for rows in parts])
 
 
-def describe(options: argparse.Namespace) -> str:
-    """Name the partition with the option that shapes it."""
-    match options.partition:
-        case "dirichlet":
-            return f"dirichlet({options.alpha:g})"
-        case "labels":
-            return f"labels({options.classes})"
-        case "shards":
-            return f"shards({options.shards})"
-        case name:
-            return str(name)
+def partition_of(options: argparse.Namespace) -> DataPartition:
+    """Return the partition that the options describe."""
+    from benchmarks.data.dealing import DataPartition
+
+    return DataPartition(
+        partition=options.partition,
+        alpha=options.alpha,
+        classes=options.classes,
+        shards=options.shards,
+        least=options.least,
+    )
 
 
 def save_partition_plot(held: NDArray[np.int64], path: Path, title: str) -> None:

@@ -24,6 +24,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
+from benchmarks.fleet.sweep.grid import read_cases
 from coordinator import simulate
 from edge_sdk import load_board, load_config, load_fleet
 
@@ -146,11 +147,18 @@ def test_commands_run(document: str, folder: Path) -> None:
         assert ended.returncode == 0, f"{block.place}: {ended.stdout}{ended.stderr}"
 
 
+def read_sweep(path: Path) -> object:
+    (path.parent / "all-new.toml").write_text('[[kinds]]\nboard = "raspberry_pi_5"\n')
+    return read_cases(path)
+
+
 LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "soc = ": ("my_board.toml", load_board),
     "[[members]]": ("fleet.toml", load_fleet),
     "[[kinds]]": ("night.toml", simulate.load_population),
     "deliver = ": ("device.toml", load_config),
+    "[simulation]": ("sweep.toml", read_sweep),
+    "[[cases]]": ("cases.toml", read_cases),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""
 

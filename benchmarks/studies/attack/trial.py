@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from benchmarks.data.dealing import halves
 from benchmarks.studies.attack.attackers import ATTACKS, NO_ATTACK
 from benchmarks.studies.attack.defences import DEFENCES
 from benchmarks.studies.attack.settings import (
@@ -28,7 +29,7 @@ from benchmarks.studies.attack.settings import (
 )
 from benchmarks.studies.attack.watching import Watch
 from benchmarks.studies.levels.fleets import LEVELS
-from benchmarks.studies.levels.settings import data_of, halves
+from benchmarks.studies.levels.settings import data_of
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.rules import Rule, make_rule

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import nn
 
 from benchmarks.data import Dataset, DatasetError, load_data
@@ -23,8 +22,6 @@ from edge_sdk.protocol.streams import stream
 GROUPS = 4
 ALPHA = 0.3
 """Skew of data without owners: the proportions of a class over devices are drawn from Dir(0.3)."""
-RUN = 20
-"""Samples in a row that go to validation or to the test together: neighbours may be alike."""
 LEAST = 32
 """Fewest samples of a device."""
 
@@ -263,16 +260,3 @@ def data_of(setting: LevelSetting, root: Path | None) -> Dataset:
         where = "--data is not given" if root is None else f"{root} has no such folder"
         raise DatasetError(f"data set {setting.folder!r}: {where}")
     return dataset(root / setting.folder)
-
-
-def halves(data: Dataset, seed: int = 0) -> tuple[ArrayData, ArrayData]:
-    """Split the data that is not for training into (validation, test), in runs of samples."""
-    rest = data.test
-    runs = np.arange(len(rest)) // RUN
-    chosen: NDArray[np.bool_] = stream(seed, "levels", "halves").random(runs.max() + 1) < 0.5
-    first = chosen[runs]
-    return _part(rest, first), _part(rest, ~first)
-
-
-def _part(data: ArrayData, rows: NDArray[np.bool_]) -> ArrayData:
-    return ArrayData(tuple(each[rows] for each in data.inputs), data.targets[rows])

@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.data.dealing import halves
 from benchmarks.studies.levels.fleets import (
     FLEETS,
     LEVELS,
@@ -25,7 +26,7 @@ from benchmarks.studies.levels.fleets import (
     MixedFleet,
     TrainingWay,
 )
-from benchmarks.studies.levels.settings import SETTINGS, LevelSetting, data_of, halves
+from benchmarks.studies.levels.settings import SETTINGS, LevelSetting, data_of
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.optimizer import ServerOptimizer
 from coordinator.aggregate.rules import Rule, make_rule

@@ -28,7 +28,6 @@ from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.socket import ControlCommand, ControlSocket
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
-from coordinator.operate.serve.tensorboard import TensorBoardSink
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -39,6 +38,7 @@ from coordinator.operate.taskfile import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
+from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.files import remove, write_whole

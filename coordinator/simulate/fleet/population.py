@@ -7,6 +7,7 @@ between them, from a stream of its name: the same seed gives the same devices.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -146,10 +147,9 @@ class DevicePopulation:
         check_fields(self)
         if self.repeat_s is not None and self.trace is None:
             raise ConfigError("repeat_s: there is no trace to repeat")
-        names = [kind.name for kind in self.kinds]
-        for name in names:
-            if names.count(name) > 1:
-                raise ConfigError(f"kinds: two are called {name!r}; give one another name")
+        (name, count), *_ = Counter(kind.name for kind in self.kinds).most_common(1)
+        if count > 1:
+            raise ConfigError(f"kinds: two are called {name!r}; give one another name")
 
     def __len__(self) -> int:
         """Return the number of devices."""

@@ -53,6 +53,12 @@ class FleetRound:
         """Accuracy of the whole model; None if it is not measured."""
         return self.report.accuracy
 
+    @property
+    def spent(self) -> dict[str, float]:
+        """What was spent, by tags for a `TensorBoardSink`."""
+        names = ("joules", "bytes_down", "bytes_up", "metered_bytes", "money", "trainings")
+        return {f"spent/{name}": float(getattr(self, name)) for name in names}
+
 
 class FleetSimulation:
     """A coordinator and a population of devices in virtual time. `run` goes through it once."""

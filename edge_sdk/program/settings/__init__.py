@@ -1,6 +1,13 @@
 """Settings of every program: one reader, and the documentation made from the same classes."""
 
-from edge_sdk.program.settings.reader import Given, load_settings, nearest, read_table, read_toml
+from edge_sdk.program.settings.reader import (
+    Given,
+    load_settings,
+    nearest,
+    read_keys,
+    read_table,
+    read_toml,
+)
 from edge_sdk.program.settings.types import (
     NOT_A_KEY,
     PREFIX,
@@ -35,6 +42,7 @@ __all__ = [
     "check_fields",
     "load_settings",
     "nearest",
+    "read_keys",
     "read_table",
     "read_toml",
     "same_as",

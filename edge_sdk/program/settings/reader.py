@@ -93,15 +93,27 @@ def load_settings(
             _put(content, tuple(name.split(".")), Given(value, f"--{name.replace('_', '-')}"))
     label = "" if path is None else f"{path}: "
     base = Path() if path is None else Path(path).absolute().parent
-    given = _flat(content)
-    try:
-        values = preset(given)
-    except ConfigError as error:
-        raise type(error)(f"{label}{error}") from error
-    for name, value in values.items():
-        if name not in given:
-            _put(content, tuple(name.split(".")), value)
+    _preset(content, label, preset)
     return _table(cls, content, "", _Source(label, base, _places(cls), variables=True))
+
+
+def read_keys(
+    cls: type[T],
+    values: Mapping[str, Any],
+    *,
+    label: str = "",
+    base: Path | None = None,
+    preset: Preset = lambda _: {},
+) -> T:
+    """The settings that values by key, such as `run.rounds`, stand for. Raises `ConfigError`.
+
+    `label` and `base` are those of `read_table`, `preset` that of `load_settings`.
+    """
+    content: dict[str, Any] = {}
+    for name, value in values.items():
+        _put(content, tuple(name.split(".")), value)
+    _preset(content, label, preset)
+    return read_table(cls, content, label=label, base=base)
 
 
 def read_table(
@@ -112,6 +124,18 @@ def read_table(
     Errors begin with `label`; paths are relative to `base`, None: to the present folder.
     """
     return _table(cls, content, where, _Source(label, base or Path(), _places(cls)))
+
+
+def _preset(content: dict[str, Any], label: str, preset: Preset) -> None:
+    """Add values in place of defaults to what was given."""
+    given = _flat(content)
+    try:
+        values = preset(given)
+    except ConfigError as error:
+        raise type(error)(f"{label}{error}") from error
+    for name, value in values.items():
+        if name not in given:
+            _put(content, tuple(name.split(".")), value)
 
 
 def read_toml(path: str | Path, absent: str = "") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from benchmarks.cli import main
 from benchmarks.fleet.systems import SystemsConfig, measure_systems
 from benchmarks.fleet.training import TrainingConfig, TrainingJob
 from benchmarks.report.progress import silent
+from tests.unit.coordinator.run.test_tensorboard import events
 
 NIGHT = """
 starts = "22:00"
@@ -53,15 +54,24 @@ def test_study_without_training_tells_hours_joules_bytes_and_money(tmp_path: Pat
 
 
 def test_study_that_trains_tells_the_accuracy(tmp_path: Path) -> None:
-    written = study(tmp_path, "--rounds", "2", "--train")
-    assert 0 < written["rounds"][-1]["accuracy"] <= 1
+    written = study(tmp_path, "--rounds", "2", "--train", "--tensorboard", str(tmp_path / "board"))
+    last = written["rounds"][-1]
+    assert 0 < last["accuracy"] <= 1
+    found = {
+        (event.step, value.tag): value.simple_value
+        for event in events(tmp_path / "board")
+        for value in event.summary.value
+    }
+    assert found[2, "accuracy/level_100"] == pytest.approx(last["accuracy"])
+    assert found[2, "spent/joules"] == pytest.approx(last["joules"])
+    assert {step for step, _ in found} == {1, 2}
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["--model", "mpl"], "unknown model 'mpl'"),
-        (["--rule", "fed-evg"], "unknown rule 'fed-evg'"),
+        (["--rule", "fed-evg"], "there is no rule 'fed-evg'"),
         (["--devices", "7"], "its own counts"),
     ],
 )

@@ -34,9 +34,9 @@ def test_partition_counts_every_sample_and_draws_a_bubble_for_each(
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--partition", "key"], "digits does not say whose samples are whose"),
+        (["--partition", "key"], "does not say whose samples are whose"),
         (["--quick", "--devices", "200"], "144 samples are too few for 200 devices"),
-        (["--alpha", "-1"], "alpha must be above 0"),
+        (["--alpha", "-1"], "alpha = -1.0: must be above 0"),
         (["--plot", "who.txt"], "--plot must end in one of"),
     ],
 )

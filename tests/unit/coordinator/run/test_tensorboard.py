@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.operate.serve.tensorboard import TensorBoardSink, scalars_of
 from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
+from coordinator.run.tensorboard import TensorBoardSink, scalars_of
 
 event_pb2 = pytest.importorskip(
     "tensorboardX.proto.event_pb2", reason="the extra `tensorboard` is not installed"

@@ -5,6 +5,7 @@
     bytes/down              and bytes/up, of encoded blocks
     coverage/min            and the other terms of the papers' theorems (docs/algorithms.md)
     train/loss              mean over the devices that trained
+    spent/joules            and bytes, money, trainings, of a simulated fleet from the beginning
 
 The step is the round. A run that is resumed adds a file to the same folder.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import secrets
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import fmean
 from types import TracebackType
@@ -64,10 +66,10 @@ class TensorBoardSink:
         # By itself, a file that is opened in the same second replaces the earlier one.
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")
 
-    def write(self, report: RoundReport) -> None:
-        """Add a round; it is on disk when this returns."""
+    def write(self, report: RoundReport, more: Mapping[str, float] | None = None) -> None:
+        """Add a round, and more numbers by their tags; they are on disk when this returns."""
         now = time.time()
-        for tag, value in scalars_of(report).items():
+        for tag, value in {**scalars_of(report), **(more or {})}.items():
             self._writer.add_scalar(tag, value, report.round, walltime=now)
         self._writer.flush()
 

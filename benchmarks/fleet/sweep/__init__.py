@@ -1,0 +1,1 @@
+"""Sweeps: many simulated experiments from one file, and plots of what came out."""
