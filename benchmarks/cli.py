@@ -45,9 +45,9 @@ COMMANDS = (
     wire,
     load,
     fleet,
+    peers,
     sweep,
     plot,
-    peers,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 

@@ -14,6 +14,7 @@ from benchmarks.report.tables import table_of
 if TYPE_CHECKING:
     from rich.table import Table
 
+    from benchmarks.fleet.reality import RealityRow
     from benchmarks.fleet.speed import SpeedRow
     from benchmarks.fleet.systems import HeldFleet, SystemsRow
     from benchmarks.fleet.training import TrainingRow
@@ -112,11 +113,35 @@ def add_parser(commands: Any) -> None:
         metavar="DIR",
         help="write every round for TensorBoard too (extra tensorboard)",
     )
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="run the demo's fleet as programs over a broker and simulated, and compare",
+    )
     parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed (default 0)")
 
 
 def _run(arguments: argparse.Namespace) -> Measured:
+    if arguments.check:
+        return _check(arguments)
     return _measure(arguments) if arguments.population is None else _study(arguments)
+
+
+def _check(arguments: argparse.Namespace) -> Measured:
+    from dataclasses import asdict
+
+    from benchmarks.fleet import reality
+
+    config = reality.RealityConfig(rounds=3) if arguments.quick else reality.RealityConfig()
+    with progress("fleet", config.ticks) as part:
+        rows = reality.measure_reality(config, part)
+    return Measured(
+        figures=reality.reality_figures(rows),
+        shown=[_check_table(rows)],
+        packages=("torch", "onnxruntime", "numpy"),
+        config=asdict(config),
+        data={"rows": [asdict(row) for row in rows]},
+    )
 
 
 def _study(arguments: argparse.Namespace) -> Measured:
@@ -240,6 +265,23 @@ def _study_table(rows: Sequence[dict[str, Any]]) -> Table:
         ("money", lambda row: f"{row['money']:,.2f}"),
         ("stopped", lambda row: f"{row['stopped']}"),
         ("dropped", lambda row: f"{row['dropped']}"),
+    )
+
+
+def _check_table(rows: Sequence[RealityRow]) -> Table:
+    def both(pair: tuple[float, float], shape: str, unit: float = 1.0) -> str:
+        return f"{pair[0] / unit:{shape}} | {pair[1] / unit:{shape}}"
+
+    return table_of(
+        "A fleet as programs over a broker | simulated; seconds and joules of the boards",
+        rows,
+        ("round", lambda row: f"{row.round}"),
+        ("equal decisions", lambda row: f"{row.alike} of {row.devices}"),
+        ("MB up", lambda row: both(row.bytes_up, ".2f", 1e6)),
+        ("MB down", lambda row: both(row.bytes_down, ".2f", 1e6)),
+        ("training, s", lambda row: both(row.train_s, ".0f")),
+        ("joules", lambda row: both(row.joules, ".0f")),
+        ("here, s", lambda row: both(row.wall_s, ".1f")),
     )
 
 

@@ -19,9 +19,13 @@ def main(path: str, rank: int = 0, port: int = 0) -> None:
         port = _free_port()
     others = range(1, job["processes"]) if rank == 0 else ()
     spawn = multiprocessing.get_context("spawn")
-    started = [spawn.Process(target=main, args=(path, each, port), daemon=True) for each in others]
-    for each in started:
-        each.start()
+    # pfl lets a process take part only if it has this name.
+    started = [
+        spawn.Process(target=main, args=(path, each, port), name="MainProcess", daemon=True)
+        for each in others
+    ]
+    for process in started:
+        process.start()
     if job["processes"] > 1:
         os.environ |= {
             "TORCHELASTIC_RUN_ID": "tessera",
@@ -35,8 +39,8 @@ def main(path: str, rank: int = 0, port: int = 0) -> None:
     try:
         _simulate(job, turns)
     finally:
-        for each in started:
-            each.join(60)
+        for process in started:
+            process.join(60)
 
 
 def _simulate(job: PeerSettings, turns: Turns | None) -> None:
