@@ -170,9 +170,15 @@ def shade(light: str, dark: str, at: int, of: int) -> str:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write it in the format that the file's name ends in. Raises `OSError`."""
+    """Write it in the format that the file's name ends in. Raises `OSError`.
+
+    The same figure gives the same bytes, whenever it is written.
+    """
+    from matplotlib import rc_context
     from matplotlib.text import Text
 
     for text in figure.findobj(Text):
         text.set_parse_math(False)  # a `$` in a board's name is a dollar sign
-    figure.savefig(path, dpi=120)
+    undated = {"Date": None} if path.suffix == ".svg" else None
+    with rc_context({"svg.hashsalt": "tessera"}):
+        figure.savefig(path, dpi=120, metadata=undated)
