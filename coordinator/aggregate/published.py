@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from coordinator.aggregate.memory import NO_LIMIT
 from coordinator.aggregate.rules import AsyncRule, Rule, make_rule
 from coordinator.errors import ConfigError
 from coordinator.masks import MaskPolicy, make_masks
@@ -62,7 +61,10 @@ class Recipe:
             )
 
     def make(self, **local: Any) -> tuple[Rule | AsyncRule, MaskPolicy, LocalRule]:
-        """Make the rule, the mask policy and the local rule; `local` gives its other fields."""
+        """Make the rule, the mask policy and the local rule; `local` gives its other fields.
+
+        The settings in `run` are for the caller to pass on to the run.
+        """
         return (
             make_rule(self.rule, **self.rule_options),
             make_masks(self.masks, **self.mask_options),
@@ -121,7 +123,7 @@ PUBLISHED: Mapping[str, Recipe] = {
         },
         masks="random",
         local={"rescale": 0.0},
-        run={"max_staleness": NO_LIMIT},
+        run={"max_staleness": 1000},
         source=f"{_RAM_FED}; every device trains everything in the first round, as in its code",
         differs=f"{_REGIONS}; no round leaves regions out on purpose (periodic masks do)",
     ),

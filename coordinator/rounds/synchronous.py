@@ -84,6 +84,7 @@ Rules:
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Container, Iterable
 from itertools import chain
 
@@ -173,6 +174,9 @@ __all__ = [
     "resume",
     "start",
 ]
+
+MOST_UNCOUNTED = 8
+"""Old assignments that are kept for a device whose movements since did not count."""
 
 
 def start(config: RoundsConfig, norms: NDArray[np.float64] | None = None) -> RoundsState:
@@ -645,23 +649,30 @@ def _recent(config: RoundsConfig, state: RoundsState) -> dict[int, PastRound]:
     """Return the closed rounds whose assignments are still needed.
 
     Where a replay may be of any age, older rounds keep those of the devices that may still send
-    their movement again: the ones of which no later movement counted.
+    their movement again: the ones of which no later movement counted, and of each of these the
+    last `MOST_UNCOUNTED` assignments beside the one that counted.
     """
     horizon = state.round - config.max_staleness
     past = {number: entry for number, entry in state.past.items() if number > horizon}
     if not (config.rule.ageless and config.rule.replay_within):
         return past
-    last = state.fleet.trained
-    for number, entry in state.past.items():
-        if number <= horizon:
-            kept = {n: each for n, each in entry.expected.items() if last.get(n, 0) <= number}
-            if kept:
-                past[number] = replace(
-                    entry,
-                    expected=kept,
-                    outcomes={n: each for n, each in entry.outcomes.items() if n in kept},
-                    reasons={n: each for n, each in entry.reasons.items() if n in kept},
-                )
+    last, since = state.fleet.trained, Counter[str]()
+    for number in sorted((each for each in state.past if each <= horizon), reverse=True):
+        entry = state.past[number]
+        kept = {
+            name: each
+            for name, each in entry.expected.items()
+            if last.get(name, 0) == number
+            or (last.get(name, 0) < number and since[name] < MOST_UNCOUNTED)
+        }
+        since.update(kept.keys())
+        if kept:
+            past[number] = replace(
+                entry,
+                expected=kept,
+                outcomes={n: each for n, each in entry.outcomes.items() if n in kept},
+                reasons={n: each for n, each in entry.reasons.items() if n in kept},
+            )
     return dict(sorted(past.items()))
 
 

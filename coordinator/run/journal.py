@@ -18,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 
+from coordinator.aggregate.rules import Scaffold
 from coordinator.checksums import open_json, seal_json
 from coordinator.rounds.state import OpenRound, RoundsConfig
 from coordinator.run.errors import RunError, repair_advice
@@ -39,6 +40,7 @@ def terms_of(config: RoundsConfig) -> Terms:
         "steps": config.steps,
         "batch_size": config.batch_size,
         "up": str(config.up),
+        "variates": isinstance(config.rule, Scaffold),
         "plan": config.plan.hash,
     }
 

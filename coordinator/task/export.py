@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from coordinator.errors import ConfigError
-from coordinator.task.levels import LevelModel, LevelScore, level_model
+from coordinator.task.levels import LevelModel, LevelScore, best_level, level_model
 from coordinator.task.saved_model import SavedModel, contiguous
 from edge_sdk import __version__
 from edge_sdk.program.files import write_whole
@@ -108,19 +108,30 @@ def _untrained_share(model: SavedModel, groups: Groups) -> float:
     return 100 * float(sizes[held & ~model.origin.trained].sum() / sizes[held].sum())
 
 
+def _level_to_deploy(model: SavedModel) -> float:
+    scores = model.levels.accuracies
+    trained = {
+        each.level: scores[each.level]
+        for each in model.levels.levels
+        if each.level in scores and not _untrained_share(model, each.groups)
+    }
+    return best_level(trained or scores) if scores else 1.0
+
+
 def pick_level(
     model: SavedModel, level: float | None = None, samples: Sequence[Array] | None = None
 ) -> LevelModel:
     """Return a level as a model of its own.
 
-    `level` None means the one to deploy, or the whole model if that is not known. The statistics
+    `level` None means the one to deploy: the most accurate of those whose weights were all trained,
+    or of all if none is; the whole model if no accuracy is known. The statistics
     of BatchNorm are computed from `samples`, unlabelled inputs; without these, they are those that
     were computed when the level was last evaluated, here or by devices. Raises `ConfigError` if
     there are none.
     """
     plan, known = model.plan, model.levels.by_level
     if level is None:
-        level = model.levels.deploy or 1.0
+        level = _level_to_deploy(model)
     level = next((each for each in known if f"{each:g}" == f"{level:g}"), level)
     if level not in known and level != 1:
         levels = ", ".join(f"{each:g}" for each in known) or "1 alone"

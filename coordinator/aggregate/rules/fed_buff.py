@@ -15,8 +15,9 @@ class FedBuff(AsyncRule):
 
     `θ_i += server_rate · (1/Γ_i) Σ s(t − τ_n) D_n,i` over the `Γ_i` of the collected movements that
     hold block `i`, as soon as there are `size`; of whole models, `Γ_i = size`. `t` and `τ` count
-    changes of the model, so a movement does not age while it waits. The last ones of a run move the
-    model however few they are.
+    changes of the model, so a movement does not age while it waits. After the last of a run's
+    `updates`, those left move the model however few they are; a run that ends early, by its
+    accuracy, keeps the model that was measured.
     """
 
     size: int = 10

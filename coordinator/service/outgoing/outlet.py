@@ -153,9 +153,18 @@ class BrokerOutlet:
         self._control = self._publish_control()
         kept = {model.version, model.version - 1, *versions, *self._delivered.values()}
         self._publisher.keep_models(kept)
-        self._changed.clear()
+        self._changed = self._waiting()
         now = self._clock()
         self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+
+    def _waiting(self) -> set[int]:
+        """Return the packs that movements which were collected will change later."""
+        pending, packs = self._model.pending, find_packs(self._model.plan)
+        if pending is None:
+            return set()
+        if pending.whole:
+            return set(range(len(packs)))
+        return set(packs.pack_of_block[pending.held > 0].tolist())
 
     def _publish_control(self) -> Published | None:
         """Publish the global variate, in packs as those of the model but without statistics."""

@@ -161,7 +161,8 @@ class FleetSimulation:
     def lowest_percents(self) -> dict[str, float]:
         """Return the lowest charge that each device's battery has had until now, by its name.
 
-        Devices that never acted are looked at too; those without a battery are left out.
+        Devices that never acted are looked at too; those without a battery are left out. To be
+        called after the run: it lets time pass for every device.
         """
         found = {}
         for name, device in self.devices.items():

@@ -17,6 +17,7 @@ from coordinator.run.folder import read_checkpoint
 from coordinator.service.store import SAVE_S
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import RoundClosed
+from edge_sdk.protocol.packs.index import decode_index, unpack_model
 from tests.unit.coordinator.service.service_world import (
     PLAN,
     TOPICS,
@@ -190,3 +191,36 @@ def test_reports_say_how_stale_movements_were(worlds: Worlds) -> None:
     assert (second["staleness_mean"], second["staleness_max"]) == (1.5, 3)
     ages = {each["device"]: each["staleness"] for each in second["devices"]}
     assert ages == {"one": 0, "two": 3}
+
+
+def test_published_models_are_versions_of_the_model_after_restarts_too(worlds: Worlds) -> None:
+    world = worlds.make(
+        fragments_config(
+            rule=FedBuff(size=2, fragments=True, staleness="constant"),
+            masks=make_masks("gre-raa"),
+            updates=40,
+            min_devices=3,
+            train_deadline_s=1e6,
+        )
+    )
+    sent = {"one": 0.01, "two": -0.03, "three": 0.02}
+    devices = [world.add(name, sends=False, value=value) for name, value in sent.items()]
+    world.settle()
+    versions = [world.service.model.theta.copy()]
+    published = set()
+    for turn in range(12):
+        if turn in (3, 5, 9):  # with one movement collected
+            world.wait(SAVE_S)
+            world.restart()
+            world.settle()
+        device = devices[turn % 3]
+        send_newest(device)
+        world.settle()
+        versions.append(world.service.model.theta.copy())
+        blob = device.opened[max(device.opened)].model
+        assert blob is not None
+        index = decode_index(PLAN, b"".join(world.chunks[each] for each in blob.chunks))
+        blocks, _ = unpack_model(PLAN, index, PLAN.full_groups(), world.chunks)
+        assert any(np.array_equal(blocks.values, theta) for theta in versions)
+        published.add(blocks.values.tobytes())
+    assert len(published) > 3

@@ -31,7 +31,7 @@ from torch import nn
 from benchmarks.models import resnet
 from coordinator.cli import main
 from coordinator.errors import ConfigError
-from coordinator.task.export import FORMATS, export_model
+from coordinator.task.export import FORMATS, export_model, pick_level
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.levels import LevelScore, LevelScores, level_model
 from coordinator.task.saved_model import Origin, SavedModel, load_weights, read_model, save_model
@@ -204,6 +204,19 @@ def test_level_without_scales_is_exported_as_a_narrow_state(case: Case, tmp_path
     export_model(read, "safetensors", tmp_path / "m.safetensors")
     state = safetensors.numpy.load_file(tmp_path / "m.safetensors")
     assert same(state, {**part.weights, **part.buffers})
+
+
+def test_level_with_untrained_weights_is_not_the_one_to_deploy(case: Case) -> None:
+    """However accurate it is: while a model grows, its larger levels are partly as they were."""
+    saved, plan = halved(case, 0.0), case.task.plan
+    quarter = LevelScore(0.25, {axis.name: (1,) for axis in plan.axes}, 0.5)
+    levels = replace(saved.levels, levels=(*saved.levels.levels, quarter))
+    trained = plan.covers(plan.choose(quarter.groups))
+    origin = Origin("toy", "0123456789abcdef", 2, trained)
+    growing = replace(saved, levels=levels, origin=origin)
+    samples = case.inputs(8)
+    assert pick_level(growing, samples=samples).level == 0.25
+    assert pick_level(replace(growing, origin=None), samples=samples).level == 0.5
 
 
 def test_level_that_cannot_be_exported_is_refused(case: Case, tmp_path: Path) -> None:

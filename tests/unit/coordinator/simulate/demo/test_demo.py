@@ -11,7 +11,6 @@ import pytest
 from rich.console import Console
 from rich.text import Text
 
-from coordinator.aggregate.memory import NO_LIMIT
 from coordinator.aggregate.rules import make_rule
 from coordinator.cli import _demo_config, make_parser
 from coordinator.errors import ConfigError
@@ -214,7 +213,7 @@ def flags(*given: str) -> DemoConfig:
 
 def test_flags_give_recipes_presets_and_options_of_papers() -> None:
     config = flags("--recipe", "ram-fed-paper", "--preset", "MIX")
-    assert (config.rule, config.mask, config.max_staleness) == ("ram-fed", "random", NO_LIMIT)
+    assert (config.rule, config.mask, config.max_staleness) == ("ram-fed", "random", 1000)
     assert config.rule_options["damping"] == 1
     policies = choose_policies(config, ["a", "b", "c"])
     assert [each.offered_levels() for each in policies.values()] == [(0.5,), (0.25,), (0.5,)]
