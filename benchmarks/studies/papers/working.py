@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from contextlib import contextmanager
 from pathlib import Path
 
 from benchmarks.studies.papers.cell import CellOutcome, PaperCell
@@ -26,11 +27,9 @@ CellWork = tuple[str, PaperCell, int]
 def run_one(work: CellWork, data: Path | None) -> CellOutcome:
     """Run a cell with a seed."""
     name, cell, seed = work
-    # A device that cannot train says so in every round.
-    logging.getLogger("edge_sdk.device").setLevel(logging.ERROR)
-    logging.getLogger("coordinator").setLevel(logging.ERROR)
     started = time.process_time()
-    ran = find_table(name).run(cell, seed, data)
+    with _quiet("edge_sdk.device", "coordinator"):  # who cannot train says so in every round
+        ran = find_table(name).run(cell, seed, data)
     return CellOutcome(
         table=name,
         place=cell.place,
@@ -83,6 +82,20 @@ def run_all(
             for process in multiprocessing.active_children():
                 process.terminate()
             raise
+
+
+@contextmanager
+def _quiet(*names: str) -> Iterator[None]:
+    """Let loggers tell errors alone for a while."""
+    loggers = [logging.getLogger(name) for name in names]
+    levels = [logger.level for logger in loggers]
+    for logger in loggers:
+        logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        for logger, level in zip(loggers, levels, strict=True):
+            logger.setLevel(level)
 
 
 def _settle() -> None:
