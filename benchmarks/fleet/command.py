@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
+from benchmarks.report.options import UsageError
 from benchmarks.report.progress import progress
 from benchmarks.report.tables import table_of
 
@@ -152,7 +153,7 @@ def _study(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report.figures import Figure
     from coordinator.run.tensorboard import TensorBoardSink
 
-    config = make_study(_settings(arguments))
+    config = make_study(study_settings(arguments))
     study = Study(config, None if arguments.data is None else arguments.data.absolute().parent)
     rows = []
     with ExitStack() as stack:
@@ -183,11 +184,30 @@ def _study(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
+def _check_data(folder: Path) -> None:
+    """Raise `UsageError` if a folder is no data set with a usual model."""
+    from benchmarks.fleet.config import USUAL_MODELS
+
+    if folder.absolute().name in USUAL_MODELS and folder.is_dir():
+        return
+    known = [name for name in USUAL_MODELS if (folder / name).is_dir()]
+    advice = (
+        f"did you mean {folder / known[0]}?"
+        if known
+        else (
+            f"give a folder called {', '.join(name for name in USUAL_MODELS if name != 'digits')}"
+        )
+    )
+    raise UsageError(f"--data {folder} is not a data set: {advice}")
+
+
+def study_settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the settings of a study by their keys."""
     from coordinator.aggregate.rules import ASYNC_RULES
 
     rounds = min(10, arguments.rounds) if arguments.quick else arguments.rounds
+    if arguments.data is not None:
+        _check_data(arguments.data)
     settings = {
         "data.name": "digits" if arguments.data is None else arguments.data.absolute().name,
         "fleet.population": arguments.population,
@@ -204,13 +224,21 @@ def _settings(arguments: argparse.Namespace) -> dict[str, Any]:
         "simulation.engine": arguments.engine,
         "simulation.ray_address": arguments.ray_address,
     }
+    if arguments.engine == "ray" and not arguments.train:
+        raise UsageError("--engine ray: there is nothing to train without --train")
     if arguments.rule in ASYNC_RULES:
+        if arguments.participants or arguments.over_selection != 1 or arguments.quorum != 1:
+            raise UsageError(
+                "--participants, --over-selection and --quorum are for rounds, and "
+                f"{arguments.rule} has none"
+            )
         return {**settings, "run.updates": rounds}
+    if arguments.rule == "scaffold":
+        settings["run.momentum"] = 0.0
     return {
         **settings,
         "run.rounds": rounds,
         "run.widths": "own",
-        "mask.name": "coverage",
         "round.participants": arguments.participants,
         "round.over_selection": arguments.over_selection,
         "round.quorum": arguments.quorum,

@@ -109,7 +109,7 @@ class StudyModelTable:
     def __post_init__(self) -> None:
         check_fields(self)
         if self.name is not None and self.name not in MODELS:
-            raise ConfigError(f"unknown model {self.name!r}{nearest(self.name, MODELS)}")
+            raise ConfigError(f"name = {self.name!r}: no such model{nearest(self.name, MODELS)}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

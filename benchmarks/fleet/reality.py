@@ -20,7 +20,7 @@ from tempfile import TemporaryDirectory
 from benchmarks.report.figures import Figure
 from benchmarks.report.progress import Begin
 from coordinator.aggregate.model import GlobalModel
-from coordinator.aggregate.rules import FedRaa
+from coordinator.aggregate.rules import AsyncRule
 from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.report import DeviceRound
@@ -109,7 +109,7 @@ def _simulation(
     demo: DemoConfig, programs: ProcessDemo, population: DevicePopulation
 ) -> FleetSimulation:
     rule, settled = choose_masks(demo)
-    if isinstance(rule, FedRaa):
+    if isinstance(rule, AsyncRule):
         raise ConfigError(f"rule = {demo.rule!r}: its devices follow no common rounds")
     names = [name for name, _ in population.devices()]
     shares = deal(load_digits(demo.seed).train, tuple(names), demo.seed)

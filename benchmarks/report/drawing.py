@@ -27,11 +27,11 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 T = TypeVar("T")
 
 
-def check_plot(path: Path | None) -> None:
+def check_plot(path: Path | None, option: str = "--plot") -> None:
     """Raise `UsageError` for a plot that cannot be written, before minutes are spent."""
     check_writable(path)
     if path is not None and path.suffix not in PLOT_FORMATS:
-        raise UsageError(f"--plot must end in one of {', '.join(PLOT_FORMATS)}")
+        raise UsageError(f"{option} must end in one of {', '.join(PLOT_FORMATS)}")
 
 
 def panels(

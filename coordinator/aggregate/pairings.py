@@ -223,12 +223,14 @@ def level_advice(
         said.append("every level has norms of its own, which devices of that level train")
     elif isinstance(masks, OrderedMasks):
         said.append("devices train their own width only, which spoils the widths of others")
+    elif isinstance(rule, Scaffold):
+        said.append("only the whole model is for use")
     else:
         said.append(
             'only the whole model is for use; widths = "ordered-dropout" makes every level a model'
         )
     if norm:
-        if widths == "own" and not plan.has_alternatives:
+        if widths == "own" and not plan.has_alternatives and not isinstance(rule, Scaffold):
             said.append(
                 "warning: a model with BatchNorm learns badly if devices of different levels train "
                 'their own width only: set widths = "ordered-dropout" or "sandwich"'

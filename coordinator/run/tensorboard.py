@@ -61,17 +61,24 @@ def scalars_of(report: RoundReport) -> dict[str, float]:
     return {tag: float(value) for tag, value in found.items()}
 
 
+def check_tensorboard() -> None:
+    """Raise `ConfigError` without the extra."""
+    try:
+        import tensorboardX  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            "TensorBoard's files need an extra: pip install 'tessera-fl[tensorboard]'"
+        ) from error
+
+
 class TensorBoardSink:
     """Writes reports into a folder that `tensorboard --logdir` shows; a context manager."""
 
     def __init__(self, folder: Path) -> None:
         """Raises `ConfigError` without the extra, and `OSError` for the folder."""
-        try:
-            from tensorboardX import SummaryWriter
-        except ModuleNotFoundError as error:
-            raise ConfigError(
-                "TensorBoard's files need an extra: pip install 'tessera-fl[tensorboard]'"
-            ) from error
+        check_tensorboard()
+        from tensorboardX import SummaryWriter
+
         folder.mkdir(parents=True, exist_ok=True)
         # By itself, a file that is opened in the same second replaces the earlier one.
         self._writer = SummaryWriter(str(folder), filename_suffix=f".{secrets.token_hex(4)}")

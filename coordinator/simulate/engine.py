@@ -46,6 +46,8 @@ COORDINATOR = "coordinator"
 
 MAX_IDLE = 1000
 """Deadlines without messages or a new model after which an impatient run gives up."""
+MOST_EXCUSES = 10
+"""Devices whose reasons are named when a run gives up."""
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +121,7 @@ class VirtualRun:
     ) -> None:
         """`start` makes the course at a time, with this store and outlet.
 
-        A run gives up if its model has not changed for `patience_s` virtual seconds and for
+        A run gives up if its model has not changed for `patience_s` virtual seconds; 0: for
         `MAX_IDLE` deadlines. `threads` are those in which devices process messages; the result does
         not depend on it.
         """
@@ -195,13 +197,20 @@ class VirtualRun:
     def _wait(self, course: Course, due: float, next_s: float | None) -> None:
         if next_s is None:
             self._idle += 1
-        tired = self._idle > MAX_IDLE and self.now_s - self._changed_s >= self._patience_s
+        tired = self._idle > MAX_IDLE
+        if self._patience_s:
+            tired = self.now_s - self._changed_s >= self._patience_s
         if due == inf or tired:
-            excuses = sorted(course.excuses().items())
-            said = "; ".join(f"{name}: {reason}" for name, reason in excuses)
-            raise CoordinatorError(f"no device has trained for too long: {said or 'no answers'}")
+            raise self._stuck(course)
         self.now_s = max(self.now_s, due)
         self._say(course, course.handle(events.Tick(), self.now_s))
+
+    def _stuck(self, course: Course) -> CoordinatorError:
+        excuses = sorted(course.excuses().items())
+        said = "; ".join(f"{name}: {reason}" for name, reason in excuses[:MOST_EXCUSES])
+        if len(excuses) > MOST_EXCUSES:
+            said += f"; and {len(excuses) - MOST_EXCUSES} more"
+        return CoordinatorError(f"no device has trained for too long: {said or 'no answers'}")
 
     # -- the coordinator --------------------------------------------------------------------
 

@@ -62,10 +62,13 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.fleet.sweep.run import SweepPlaces, run_cases
     from benchmarks.fleet.sweep.summary import sweep_figures, sweep_lines, sweep_table
     from benchmarks.report.progress import progress
+    from coordinator.run.tensorboard import check_tensorboard
     from edge_sdk.program.command import EXIT_INTERRUPTED
 
     cases = read_cases(arguments.file, quick=arguments.quick)
     check_data(cases, arguments.data)
+    if arguments.tensorboard is not None:
+        check_tensorboard()
     with _alone_in(arguments.out):
         rows = SweepRows(arguments.out)
         ended = rows.ended(failed=not arguments.retry)
@@ -94,7 +97,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     ]
     return Measured(
         figures=sweep_figures(lines),
-        shown=[sweep_table(lines), *errors],
+        shown=[*([sweep_table(lines)] if lines else []), *errors],
         closing=closing,
         packages=("torch", "onnxruntime", "numpy"),
         config={"file": str(arguments.file), "out": str(arguments.out)},
@@ -124,6 +127,8 @@ def _alone_in(folder: Path) -> Iterator[None]:
 def _saved(rows: SweepRows) -> list[str]:
     from benchmarks.fleet.sweep.rows import LINES
 
+    if not rows.rows:
+        return []
     places = [str(rows.folder / LINES)]
     try:
         places.append(str(rows.write_table()))

@@ -65,7 +65,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report.figures import Figure
     from benchmarks.report.options import UsageError
 
-    check_plot(arguments.out)
+    check_plot(arguments.out, "--out")
     rows: list[SweepRow] = [row for path in arguments.results for row in read_results(path)]
     axes: Sequence[XAxis] = get_args(XAxis) if arguments.x is None else (arguments.x,)
     drawn = {x: curves_of(rows, x, arguments.y, arguments.by) for x in axes}

@@ -58,7 +58,8 @@ class SweepRows:
     def write_table(self) -> Path:
         """Write all rows as a Parquet file and return its place. Raises `UsageError`."""
         path = self.folder / TABLE
-        table, parquet = _table(self.rows), _parquet()
+        parquet = _parquet()
+        table = _table(self.rows)
 
         def write(stream: BinaryIO) -> None:
             parquet.write_table(table, stream)

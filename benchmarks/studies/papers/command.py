@@ -260,4 +260,8 @@ def _left(
             left[table.name] = f"{runs} runs of {table.name}" + (
                 f" ({barred} of its cells cannot be run yet)" if barred else ""
             )
-    return f"Not run: {', '.join(left.values())}." if left else "Everything asked for was run."
+    if left:
+        return f"Not run: {', '.join(left.values())}."
+    if arguments.quick:
+        return "All cells of --quick were run: a few, shorter and with one seed; no evidence."
+    return "Everything asked for was run."

@@ -30,7 +30,7 @@ from edge_sdk.protocol.task.graphs import Manifest
 log = logging.getLogger(__name__)
 
 GB = 1e9
-PATIENCE_S = 2 * 86_400.0
+PATIENCE_S = 30 * 3600.0
 """Simulated seconds without a training after which a run gives up: habits return every day."""
 SAMPLES = 100
 """Training samples of a device where nobody says how many it has."""

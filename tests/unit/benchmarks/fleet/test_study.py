@@ -8,10 +8,14 @@ from typing import Any
 
 import pytest
 
-from benchmarks.cli import main
+from benchmarks.cli import main, make_parser
+from benchmarks.fleet.command import study_settings
+from benchmarks.fleet.config import make_study
+from benchmarks.fleet.study import Study
 from benchmarks.fleet.systems import SystemsConfig, measure_systems
 from benchmarks.fleet.training import TrainingConfig, TrainingJob
 from benchmarks.report.progress import silent
+from coordinator.aggregate.rules import ASYNC_RULES, RULES
 from tests.unit.coordinator.run.test_tensorboard import events
 
 NIGHT = """
@@ -67,15 +71,36 @@ def test_study_that_trains_tells_the_accuracy(tmp_path: Path) -> None:
     assert {step for step, _ in found} == {1, 2}
 
 
+RAY = ["--train", "--engine", "ray"]
+
+
+@pytest.mark.parametrize("rule", [*RULES, *ASYNC_RULES])
+def test_study_of_every_rule_can_be_made(rule: str) -> None:
+    arguments = make_parser().parse_args(["fleet", "--population", "phones", "--rule", rule])
+    study = Study(make_study(study_settings(arguments)))
+    assert len(study.population) > 0
+
+
+def test_study_says_which_data_set_was_meant(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "mnist").mkdir()
+    assert main(["fleet", "--population", "phones", "--train", "--data", str(tmp_path)]) == 2
+    assert f"did you mean {tmp_path / 'mnist'}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--model", "mpl"], "unknown model 'mpl'"),
+        (["--model", "mpl"], "model.name = 'mpl': no such model"),
         (["--rule", "fed-evg"], "there is no rule 'fed-evg'"),
         (["--devices", "7"], "its own counts"),
         (["--ray-address", "auto"], 'only with engine = "ray"'),
-        (["--engine", "ray", "--ray-address", "ray://head:10001"], "auto or HOST:PORT"),
-        (["--engine", "ray", "--ray-address", "auto", "--processes", "2"], "has its own"),
+        ([*RAY, "--ray-address", "ray://head:10001"], "auto or HOST:PORT"),
+        ([*RAY, "--ray-address", "auto", "--processes", "2"], "has its own"),
+        (["--engine", "ray"], "nothing to train without --train"),
+        (["--rule", "fedbuff", "--participants", "3"], "for rounds, and fedbuff has none"),
+        (["--train", "--data", "nowhere"], "--data nowhere is not a data set: give a folder"),
     ],
 )
 def test_study_refuses_nonsense(

@@ -245,13 +245,20 @@ def test_fleet_that_trains_at_night_alone_gets_through_the_day() -> None:
     assert all(0 < percent < 20 for percent in fleet.lowest_percents().values())
 
 
-def test_fleet_that_never_trains_is_given_up_after_two_days() -> None:
+def test_fleet_that_never_trains_is_given_up_after_a_day() -> None:
     phone = DeviceKind(board=find_board("pixel_4"), count=2, battery_percent=(20.0, 20.0))
     fleet = simulation(
         DevicePopulation(kinds=(phone,)), rounds_config(min_devices=1, rounds=100_000, bid_s=60.0)
     )
     with pytest.raises(CoordinatorError, match=r"too long: pixel-4-0: skip: battery"):
         list(fleet.run())
+
+
+def test_asynchronous_fleet_that_never_trains_is_given_up_too() -> None:
+    phone = DeviceKind(board=find_board("pixel_4"), count=3, battery_percent=(20.0, 20.0))
+    config = fragments_config(updates=20, min_devices=2, rest_s=600.0)
+    with pytest.raises(CoordinatorError, match=r"too long: pixel-4-0: skip: battery"):
+        list(simulation(DevicePopulation(kinds=(phone,)), config).run())
 
 
 def test_first_round_with_an_accuracy_is_found() -> None:

@@ -300,7 +300,5 @@ def test_rules_that_cannot_follow_copies_are_refused() -> None:
 
     with pytest.raises(ConfigError, match="every level of this model has norms of its own"):
         made(mask="nested", local_rule=LocalRule(learning_rate=0.1, widths="sandwich"))
-    with pytest.raises(
-        ConfigError, match="fragments have no level, and every level"
-    ):
+    with pytest.raises(ConfigError, match="fragments have no level, and every level"):
         made(rule="fed-raa", mask="gre-raa", local_rule=RULE)
