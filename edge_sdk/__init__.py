@@ -3,14 +3,21 @@
 The names below are the whole public face; modules behind them are private and may move.
 `import edge_sdk` is cheap: neither torch nor onnxruntime nor paho is loaded until it is used, nor
 are msgpack and OpenSSL (4 MB, through hashlib) until the first plan is decoded.
+
+Newer onnxruntime sends usage data to its maker and gives the machine an identifier, unless it is told
+not to before it is loaded. This is said here, where every program passes; a variable that is set
+already keeps its value.
 """
 
 from __future__ import annotations
 
+import os
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk.protocol.errors import TesseraError
+
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 if TYPE_CHECKING:
     from edge_sdk.data.arrays import ArrayData

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import gc
 import hashlib
+import os
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -493,3 +497,12 @@ def test_predictor_without_a_graph_says_so() -> None:
     weights = {t.name: np.zeros(t.shape, dtype=np.float32) for t in plan.tensors}
     with pytest.raises(GraphError, match="no evaluate graph fits"):
         Predictor(plan, manifest, files).predict(weights, {}, [zeros(3, 4)])
+
+
+def test_onnxruntime_makes_no_identifier_and_reports_to_nobody(tmp_path: Path) -> None:
+    """Its newer builds do both, in the home folder, as soon as they are loaded."""
+    environment = {**os.environ, "HOME": str(tmp_path), "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    environment.pop("ORT_DISABLE_TELEMETRY", None)
+    program = "import edge_sdk.train.onnx, onnxruntime; print(onnxruntime.__version__)"
+    subprocess.run([sys.executable, "-c", program], env=environment, check=True)
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
