@@ -4,9 +4,9 @@ The names below are the whole public face; modules behind them are private and m
 `import edge_sdk` is cheap: neither torch nor onnxruntime nor paho is loaded until it is used, nor
 are msgpack and OpenSSL (4 MB, through hashlib) until the first plan is decoded.
 
-Newer onnxruntime sends usage data to its maker and gives the machine an identifier, unless it is told
-not to before it is loaded. This is said here, where every program passes; a variable that is set
-already keeps its value.
+Newer onnxruntime sends usage data to its maker and gives the machine an identifier, unless it is
+told not to before it is loaded. This is said here, where every program passes; a variable that is
+set already keeps its value.
 """
 
 from __future__ import annotations
