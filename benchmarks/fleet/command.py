@@ -252,7 +252,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
     paces, fleets, jobs = speed.SpeedConfig(), systems.SystemsConfig(), training.TrainingConfig()
     if arguments.quick:
-        paces, fleets = speed.SpeedConfig(turns=3), systems.SystemsConfig(rounds=20)
+        paces = speed.SpeedConfig(turns=3)
         jobs = training.TrainingConfig(turns=3, overhead_turns=3)
     with progress("fleet", paces.ticks + fleets.ticks + jobs.ticks) as part:
         rates, held = systems.measure_systems(fleets, part)

@@ -103,7 +103,7 @@ def _draw(table: PaperTable, done: Outcomes, path: Path) -> None:
         done,
         path,
         x=("noise", "model reduction noise δ²"),
-        y=("coverage_min", "smallest coverage Γ of any block, mean over rounds"),
+        y=("coverage_min", "smallest coverage Γ, mean"),
     )
 
 
