@@ -23,7 +23,7 @@ class DataPartition:
     """A way to deal out samples. Raises `ConfigError`."""
 
     partition: PartitionName = "iid"
-    """How samples are dealt out: `iid`, evenly; `dirichlet`, each class in drawn proportions;
+    """Way to deal out the samples: `iid`, evenly; `dirichlet`, each class in drawn proportions;
     `labels`, so many classes each; `shards`, so many pieces of the sorted samples each; `key`, one
     device for each person; `pairs`, pairs of classes, each on neighbouring devices; `pair-apart`,
     one pair on the first tenth of the devices, the others two classes each."""

@@ -168,7 +168,7 @@ class StudyRobustTable(RobustTable):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationTable:
-    """How the experiment is simulated."""
+    """Settings of the simulation itself."""
 
     train: bool = True
     """Really train; without it, movements are zeros of the right size, and only time, energy and

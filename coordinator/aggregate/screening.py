@@ -89,7 +89,7 @@ class Usual:
     _found: dict[tuple[int, float], tuple[Indices, _Expected]] = field(
         default_factory=dict, repr=False, compare=False
     )
-    """What is expected of the movements of a round, by the blocks that they hold: few differ."""
+    """Expectations of the movements of a round, by the blocks that they hold: few differ."""
 
     def objection(self, plan: ModelPlan, scale: Scale, limit: float) -> str | None:
         """Name the block of a movement whose RMS is above `limit` times the usual; None if none."""

@@ -76,7 +76,7 @@ class FleetRound:
 
     @property
     def spent(self) -> dict[str, float]:
-        """What was spent, by tags for a `TensorBoardSink`."""
+        """Amounts spent, by tags for a `TensorBoardSink`."""
         names = ("joules", "bytes_down", "bytes_up", "metered_bytes", "money", "trainings")
         return {f"spent/{name}": float(getattr(self, name)) for name in names}
 

@@ -1,4 +1,4 @@
-"""What holds for fragments: they cover the model, split as much as possible and fit the offer."""
+"""Laws of fragments: they cover the model, split as much as possible and fit the offer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `serve` says of a run before it begins."""
+"""Lines that `serve` prints before a run begins."""
 
 from __future__ import annotations
 

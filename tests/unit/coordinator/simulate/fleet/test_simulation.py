@@ -106,7 +106,7 @@ def test_bits_do_not_depend_on_processes_or_cohorts() -> None:
 
 
 def told(round: FleetRound) -> tuple[float, int, list[tuple[str, float | None, float | None]]]:
-    """What a simulation says of a round, without the time that it took here."""
+    """Lines of a round's report, without the time that it took here."""
     lines = [(line.device, line.level, line.loss) for line in round.report.devices]
     return round.time_s, round.trainings, lines
 
