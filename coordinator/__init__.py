@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from coordinator.rounds.synchronous import RoundsConfig
     from coordinator.run.folder import read_result
     from coordinator.run.tensorboard import TensorBoardSink
-    from coordinator.service.courses import Evaluator
+    from coordinator.service.courses.parts import Evaluator
     from coordinator.simulate.federation import Federation, Member
     from coordinator.simulate.partitions import (
         dirichlet_parts,
@@ -97,7 +97,7 @@ _HOMES = {
     "Ccfl1": "coordinator.aggregate.rules.ccfl",
     "Ccfl2": "coordinator.aggregate.rules.ccfl",
     "Ccfl3": "coordinator.aggregate.rules.ccfl",
-    "Evaluator": "coordinator.service.courses",
+    "Evaluator": "coordinator.service.courses.parts",
     "FedAsync": "coordinator.aggregate.rules.fed_raa",
     "FedAvg": "coordinator.aggregate.rules.ra_fed",
     "FedBuff": "coordinator.aggregate.rules.fed_buff",

@@ -35,7 +35,7 @@ from coordinator.aggregate.published import find_recipe
 from coordinator.masks import MASKS, settle_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.service.courses import Evaluator
+from coordinator.service.courses.parts import Evaluator
 from coordinator.simulate.demo.digits import make_model
 from coordinator.simulate.fleet.cohorts import CohortTraining
 from coordinator.simulate.fleet.population import DevicePopulation

@@ -23,7 +23,7 @@ import numpy as np
 from coordinator.errors import ConfigError
 from coordinator.run.folder import TaskFiles
 from coordinator.service.close import RootTrainer
-from coordinator.service.courses import Evaluator
+from coordinator.service.courses.parts import Evaluator
 from coordinator.task.graphs.child import compile_in_child, load_function, locate
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.data.arrays import ArrayData

@@ -56,15 +56,15 @@ from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.admission.requests import Requests
 from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
-from coordinator.service.courses import Evaluate, Parts, Said, WaitLog, make_model
-from coordinator.service.fragments_course import FragmentsCourse
+from coordinator.service.courses.fragments import FragmentsCourse
+from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, make_model
+from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
-from coordinator.service.rounds_course import RoundsCourse
 from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.files import DiskFull, waiting_for_room
 from edge_sdk.program.watchdog import Watchdog

@@ -25,9 +25,9 @@ from coordinator.rounds import events
 from coordinator.rounds.config import RunConfig
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import RoundsConfig
-from coordinator.service.courses import Said
-from coordinator.service.fragments_course import FragmentsCourse
-from coordinator.service.rounds_course import RoundsCourse
+from coordinator.service.courses.fragments import FragmentsCourse
+from coordinator.service.courses.parts import Said
+from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from coordinator.simulate.timeline import Happening, Timeline
 from edge_sdk.decide.decision import Policy

@@ -28,7 +28,7 @@ import torch
 from coordinator.cli import main
 from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.run.folder import About, Run, create_run, read_history
-from coordinator.service.courses import Evaluator
+from coordinator.service.courses.parts import Evaluator
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel

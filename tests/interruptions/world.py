@@ -42,7 +42,7 @@ import numpy as np
 from coordinator.aggregate.model import PLAIN
 from coordinator.operate.taskfile import compile_task
 from coordinator.run.folder import About, Run, create_run, read_history
-from coordinator.service.courses import make_model
+from coordinator.service.courses.parts import make_model
 from coordinator.task.saved_model import read_model, save_model
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import RoundOpen

@@ -33,7 +33,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import CHUNKS, UPLOADS, About, Run, create_run, read_history
-from coordinator.service.courses import make_model as model_of
+from coordinator.service.courses.parts import make_model as model_of
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel

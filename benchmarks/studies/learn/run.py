@@ -14,7 +14,7 @@ from coordinator.aggregate.pairings import fitting_masks
 from coordinator.aggregate.rules import RULES
 from coordinator.masks import make_masks
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.service.courses import Evaluator
+from coordinator.service.courses.parts import Evaluator
 from coordinator.simulate.demo.emulated import observe
 from coordinator.simulate.demo.run import BATCH_SIZE, SAM_RADIUS, STEPS, DemoRound, Ledger
 from coordinator.simulate.federation import Federation, Member

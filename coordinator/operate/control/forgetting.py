@@ -11,9 +11,9 @@ from coordinator.errors import ConfigError
 from edge_sdk.program.command import account, confirm
 
 if TYPE_CHECKING:
-    from coordinator.operate.control.socket import ControlCommand
     from coordinator.service.admission.requests import Requests
     from coordinator.service.service import Service
+    from edge_sdk.program.control import ControlCommand
 
 
 def forget_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
@@ -45,9 +45,9 @@ def add_command(commands: Any) -> None:
 
 
 def _forget(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control.socket import NotServedError, ask_run
     from coordinator.run.folder import is_run
     from coordinator.run.forgetting import forget_in_folder
+    from edge_sdk.program.control import NotServedError, ask_run
 
     folder, device = arguments.folder, arguments.device
     if not is_run(folder):

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 
 if TYPE_CHECKING:
-    from coordinator.operate.control.socket import ControlCommand
     from coordinator.service.admission.requests import Requests
     from coordinator.service.service import Service
+    from edge_sdk.program.control import ControlCommand
 
 
 def quarantine_commands(requests: Requests[Service]) -> dict[str, ControlCommand]:
@@ -77,7 +77,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _list(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control.socket import ask_run
+    from edge_sdk.program.control import ask_run
 
     found = ask_run(arguments.folder, "quarantine.list")
     if arguments.json:
@@ -92,7 +92,7 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _allow(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.control.socket import ask_run
+    from edge_sdk.program.control import ask_run
 
     ask_run(arguments.folder, "quarantine.allow", device=arguments.device)
     print(f"{arguments.device} may take part again")

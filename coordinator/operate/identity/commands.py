@@ -360,7 +360,7 @@ def _reload(folder: Path, *, is_run: bool) -> tuple[bool, bool]:
 
     Returns whether it does or will, and whether it was told to.
     """
-    from coordinator.operate.control.socket import ControlError, NotServedError, ask_run
+    from edge_sdk.program.control import ControlError, NotServedError, ask_run
 
     try:
         ask_run(folder.parent, "broker.reload")

@@ -85,10 +85,10 @@ def _revoke(arguments: argparse.Namespace) -> int:
 def _ask(folder: Path, command: str, **arguments: Any) -> Any:
     """Ask the process that serves the run, or open its code book if there is none."""
     from coordinator.errors import ConfigError
-    from coordinator.operate.control.socket import NotServedError, ask_run
     from coordinator.operate.joining.codes import CodeBook
     from coordinator.operate.joining.opening import book_commands
     from coordinator.run.folder import is_run
+    from edge_sdk.program.control import NotServedError, ask_run
 
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: name the folder in [run] of run.toml")

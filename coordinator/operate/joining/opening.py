@@ -15,7 +15,6 @@ from coordinator.errors import ConfigError
 from coordinator.operate.broker.embedded import available, embedded_broker, stable_password
 from coordinator.operate.broker.ports import Ports, claim_local, claim_ports
 from coordinator.operate.config import ServeConfig
-from coordinator.operate.control.socket import ControlCommand, ControlError
 from coordinator.operate.identity.authority import Authority
 from coordinator.operate.identity.commands import AUTHORITY_DAYS
 from coordinator.operate.identity.files import write_file
@@ -25,6 +24,7 @@ from coordinator.operate.joining.codes import CodeBook, CodeEntry, JoinPlace
 from coordinator.operate.joining.desk import Desk
 from coordinator.operate.joining.server import JoinServer
 from edge_sdk.join.code import fingerprint_of
+from edge_sdk.program.control import ControlCommand, ControlError
 from edge_sdk.program.files import make_folder
 from edge_sdk.program.processes import ChildProcess
 from edge_sdk.transport.settings import BrokerSettings, is_loopback

@@ -31,7 +31,6 @@ from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.quarantine import quarantine_commands
-from coordinator.operate.control.socket import ControlCommand, ControlSocket
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
 from coordinator.operate.taskfile import (
@@ -47,6 +46,7 @@ from coordinator.run.folder import About, Run, check_run_free, create_run, is_ru
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
+from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import GraphError

@@ -41,7 +41,7 @@ from coordinator.operate.broker.embedded import available, embedded_broker
 from coordinator.operate.serve.serving import broker_table
 from coordinator.rounds.report import DeviceRound, LevelReport, RoundReport
 from coordinator.run.folder import MODEL, Run, RunError, is_run, read_history
-from coordinator.service.courses import make_model
+from coordinator.service.courses.parts import make_model
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits
 from coordinator.simulate.demo.emulated import choose_members, emulate_all, moment_of

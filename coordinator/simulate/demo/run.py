@@ -17,7 +17,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.service.courses import Evaluator
+from coordinator.service.courses.parts import Evaluator
 from coordinator.simulate.demo.config import DemoConfig
 from coordinator.simulate.demo.digits import deal, load_digits, make_model
 from coordinator.simulate.demo.emulated import (

@@ -15,9 +15,9 @@ from coordinator.rounds.report import RoundReport, RunTerms
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import open_memory
-from coordinator.service.courses import Evaluate, Parts
-from coordinator.service.fragments_course import FragmentsCourse
-from coordinator.service.rounds_course import RoundsCourse
+from coordinator.service.courses.fragments import FragmentsCourse
+from coordinator.service.courses.parts import Evaluate, Parts
+from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.simulate.engine import VirtualRun, warn_of_horizon
 from coordinator.simulate.fleet.body import Nature
 from coordinator.simulate.fleet.costs import RoundCosts

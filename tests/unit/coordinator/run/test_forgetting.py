@@ -17,12 +17,12 @@ from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import forget_commands
-from coordinator.operate.control.socket import ControlSocket
 from coordinator.run import forgetting
 from coordinator.run.folder import MEMORY, MOVEMENTS, Run, RunError, read_history
 from coordinator.run.forgetting import FORGET, finish_forgetting, forget_in_folder
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service
+from edge_sdk.program.control import ControlSocket
 from edge_sdk.protocol.messages.round import Receipt
 from tests.unit.coordinator.service.service_world import (
     PLAN,

@@ -19,7 +19,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run, read_history
-from coordinator.service.courses import Evaluate
+from coordinator.service.courses.parts import Evaluate
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel

@@ -9,10 +9,10 @@ import pytest
 from coordinator.aggregate.robust import Robust
 from coordinator.cli import main
 from coordinator.operate.control.quarantine import quarantine_commands
-from coordinator.operate.control.socket import ControlSocket
 from coordinator.rounds.reputation import declines
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service
+from edge_sdk.program.control import ControlSocket
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Outcome, Receipt
 from tests.unit.coordinator.service.service_world import Worlds, rounds_config

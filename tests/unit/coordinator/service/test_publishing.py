@@ -12,7 +12,7 @@ import pytest
 from coordinator.aggregate.model import GlobalModel
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import About, Run, create_run
-from coordinator.service.courses import make_model
+from coordinator.service.courses.parts import make_model
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import MAX_ASKED, Published, Publisher
 from coordinator.service.outgoing.sending import ChunkSending

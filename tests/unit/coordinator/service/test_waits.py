@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from coordinator.service.courses import WAIT_S, Wait, WaitLog, listed, missing_devices
+from coordinator.service.courses.parts import WAIT_S, Wait, WaitLog, listed, missing_devices
 from tests.unit.coordinator.service.service_world import Worlds, rounds_config
 
 

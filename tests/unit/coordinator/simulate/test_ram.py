@@ -15,9 +15,9 @@ from coordinator.rounds.events import Broadcast, Joined, Send
 from coordinator.rounds.fleet import new_fleet
 from coordinator.run.folder import MOVEMENTS, ROUND, UPLOADS, About, Checkpoint, Run, create_run
 from coordinator.run.journal import Journal
-from coordinator.service.courses import Parts, Said, make_model
+from coordinator.service.courses.parts import Parts, Said, make_model
+from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.receiving import Receiving
-from coordinator.service.rounds_course import RoundsCourse
 from coordinator.service.store import Keeping, RunOnDisk, RunStore
 from coordinator.simulate.ram import DirectOutlet, RunInRam
 from edge_sdk.protocol.encoding.encoding import Encoding

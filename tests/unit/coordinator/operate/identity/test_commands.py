@@ -14,7 +14,6 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.config import read_config
-from coordinator.operate.control.socket import ControlCommand, ControlError, ControlSocket
 from coordinator.operate.identity.authority import Authority, Passes
 from coordinator.operate.identity.bundles import parse_place
 from coordinator.operate.identity.errors import IdentityError
@@ -22,6 +21,7 @@ from coordinator.operate.identity.index import BrokerPlace
 from coordinator.operate.identity.mosquitto import access_rules
 from coordinator.operate.identity.takeover import Takeover
 from edge_sdk.device.config import load_config
+from edge_sdk.program.control import ControlCommand, ControlError, ControlSocket
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.topics import Topics
 from edge_sdk.transport.settings import tls_context

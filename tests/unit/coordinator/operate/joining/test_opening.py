@@ -16,7 +16,6 @@ import pytest
 from coordinator.errors import ConfigError
 from coordinator.operate.broker import embedded
 from coordinator.operate.config import JoinTable, ServeConfig, read_config
-from coordinator.operate.control.socket import ControlError
 from coordinator.operate.joining import opening
 from coordinator.operate.joining.codes import CodeBook, JoinPlace, utc_now
 from coordinator.operate.joining.opening import (
@@ -32,6 +31,7 @@ from coordinator.operate.serve.serving import NO_TLS, is_journal, reach_broker
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.offers import list_tasks
 from edge_sdk.join.joining import join_task
+from edge_sdk.program.control import ControlError
 from edge_sdk.transport.settings import BrokerSettings
 from tests.waiting import free_port
 

@@ -15,7 +15,7 @@ from coordinator.operate.upkeep import upgrade
 from coordinator.run.folder import MEMORY, MOVEMENTS, ROUND, Run, RunError, read_history
 from coordinator.run.journal import Journal
 from coordinator.run.moments import read_moments
-from coordinator.service.courses import make_model
+from coordinator.service.courses.parts import make_model
 from coordinator.service.receiving import read_kept
 from edge_sdk.protocol.encoding.encoding import Encoding
 

@@ -19,7 +19,7 @@ from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.rounds.reputation import declines, quarantined
 from coordinator.run.folder import Checkpoint, RunError
-from coordinator.service.courses import (
+from coordinator.service.courses.parts import (
     Parts,
     Said,
     Wait,
@@ -27,8 +27,8 @@ from coordinator.service.courses import (
     missing_devices,
     upload_of,
 )
+from coordinator.service.courses.surveying import Surveying
 from coordinator.service.reports import report_updates
-from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import (

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.operate.control.socket import (
+from edge_sdk.program.control import (
     MAX_CONNECTIONS,
     SOCKET,
     ControlError,

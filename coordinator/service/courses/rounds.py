@@ -26,7 +26,7 @@ from coordinator.run.folder import Checkpoint
 from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
 from coordinator.service.close import close_round
-from coordinator.service.courses import (
+from coordinator.service.courses.parts import (
     Parts,
     Said,
     Wait,
@@ -34,8 +34,8 @@ from coordinator.service.courses import (
     missing_devices,
     upload_of,
 )
+from coordinator.service.courses.surveying import Surveying
 from coordinator.service.reports import report_round
-from coordinator.service.surveying import Surveying
 from coordinator.task.levels import LevelScores
 from edge_sdk.decide.budget import OFTEN
 from edge_sdk.protocol.messages.delivery import Choice

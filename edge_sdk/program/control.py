@@ -25,7 +25,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from coordinator.errors import CoordinatorError
 from edge_sdk.program.files import remove
 from edge_sdk.program.settings.reader import nearest
 from edge_sdk.protocol.errors import TesseraError
@@ -45,7 +44,7 @@ ControlCommand = Callable[..., Any]
 """Takes a request's arguments by name and returns a JSON value; `TesseraError` is an answer too."""
 
 
-class ControlError(CoordinatorError):
+class ControlError(TesseraError):
     """A command that the process serving the run refuses, or an answer that cannot be read."""
 
 
