@@ -14,6 +14,7 @@ from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
+from benchmarks.report.suite import all_command, regress_command
 from benchmarks.studies import partition
 from benchmarks.studies.attack import command as attack
 from benchmarks.studies.learn import command as learn
@@ -48,6 +49,8 @@ COMMANDS = (
     peers,
     sweep,
     plot,
+    all_command,
+    regress_command,
 )
 """Commands in the order of `--help`. A command imports what it needs when it runs."""
 
