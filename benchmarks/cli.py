@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from benchmarks.aggregate import command as aggregate
 from benchmarks.aggregate.durability import command as durability
-from benchmarks.device.commands import compare, costs, device, kit, profile
+from benchmarks.device.commands import boards, compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
 from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
@@ -31,6 +31,7 @@ COMMANDS = (
     device,
     kit,
     compare,
+    boards,
     profile,
     learn,
     levels,

@@ -8,7 +8,7 @@ from them.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 from pathlib import Path
@@ -36,6 +36,7 @@ from benchmarks.device.trial.fresh import ProcessFailed, run_fresh
 from benchmarks.device.trial.learning import learn, make_curve
 from benchmarks.device.trial.machine import LEAST_RISE, Seen, power_sensor
 from benchmarks.device.trial.process import Asked
+from benchmarks.device.validity import reached
 from benchmarks.report.figures import Figure
 from benchmarks.report.progress import Begin, silent
 from edge_sdk.decide.costs.calibration import LIMIT_S
@@ -44,6 +45,10 @@ QUICK_TARGET_S = 120.0
 LEAST_HZ = 10.0
 """Lowest rate at which watts are read; the process asks for more."""
 QUICK_CALIBRATE_S = 1.5
+QUICK_CASES_S, QUICK_ALL_S = 85.0, 105.0
+"""Seconds after which a quick run begins no further case, and no further training: it then ends
+within its target on a busy or a slow machine, too."""
+TOO_SLOW = "the machine is busy or slow, and --quick has two minutes: measure without it"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,15 +113,28 @@ def measure(bench: Bench, results: Results, begin: Begin = silent) -> Iterator[R
         family, level, backend, threads = key
         tick = begin(f"{family} {level:.0%} {backend}, {_threads(threads)}")
         of = (family, backend, threads)
-        if of not in predictions:
-            predictions[of] = _predict(bench, config, *of)
-        done = _case(bench, results, key, predictions[of])
+        done: Case | LeftOut
+        if config.quick and time.monotonic() - started > QUICK_CASES_S and results.cases:
+            done = _left_out(key, TOO_SLOW)
+        else:
+            if of not in predictions:
+                predictions[of] = _predict(bench, config, *of)
+            done = _case(bench, results, key, predictions[of])
         results = _with(results, done, time.monotonic() - started)
         tick()
         yield results
     for family, level in missing_curves(results):
         tick = begin(f"{family} {level:.0%} learns {config.data}")
-        curve = _curve(bench, results, family, level)
+        if config.quick and time.monotonic() - started > QUICK_ALL_S:
+            curve = Curve(
+                family=family,
+                level=level,
+                data=config.data,
+                provenance="measured",
+                failed=TOO_SLOW,
+            )
+        else:
+            curve = _curve(bench, results, family, level)
         seconds = time.monotonic() - started
         results = replace(results, curves=(*results.curves, curve), seconds=seconds)
         tick()
@@ -152,16 +170,13 @@ def _case(
 ) -> Case | LeftOut:
     family, level, backend, threads = key
     config, probe, idle_w = results.config, bench.seen.probe, results.machine.idle_w
-    name = cast("BackendName", backend)
-
-    def left_out(why: str) -> LeftOut:
-        return LeftOut(family=family, level=level, backend=name, threads=threads, why=why)
-
     if isinstance(predicted, str):
-        return left_out(f"calibrating failed: {predicted}")
+        return _left_out(key, f"calibrating failed: {predicted}")
     free, wanted = probe.snapshot().memory.available_bytes, predicted[level].grown_bytes
     if free is not None and wanted > free:
-        return left_out(f"it may take {wanted / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free")
+        return _left_out(
+            key, f"it may take {wanted / 1e6:.0f} MB, and {free / 1e6:.0f} MB are free"
+        )
     alike = (each for each in results.cases if (each.family, each.level) == (family, level))
     sized = next(alike, None)
     ask = replace(
@@ -173,32 +188,86 @@ def _case(
         sized=sized is None,
     )
     try:
-        said = run_fresh("case", ask)
+        repeats = [
+            run_fresh("case", replace(ask, sized=ask.sized and not number))
+            for number in range(config.repeats)
+        ]
     except ProcessFailed as error:
-        return left_out(str(error))
-    round_s = TimeSpread(**said["round_s"], provenance="measured")
-    joules, board = _joules(said["energy"], power_sensor(probe.snapshot())), bench.seen.board
+        return _left_out(key, str(error))
+    said = repeats[0]
+    round_s = _times(repeats, "round_s")
+    sensor, board = power_sensor(probe.snapshot()), bench.seen.board
+    joules = _joules(_energy([each["energy"] for each in repeats]), sensor)
     if joules is None and board is not None and threads == board_cores(board):
         joules = joules_of(board, round_s.median)  # its watts are those of all cores
     return Case(
         family=family,
         level=level,
-        backend=name,
+        backend=cast("BackendName", backend),
         threads=threads,
         parameters=said["parameters"],
         macs=said["macs"],
-        step_s=TimeSpread(**said["step_s"], provenance="measured"),
+        step_s=_times(repeats, "step_s"),
         round_s=round_s,
-        train_s=TimeSpread(**said["train_s"], provenance="measured"),
-        peak_bytes=Amount(value=said["peak_bytes"], provenance="measured"),
-        grown_bytes=Amount(value=said["grown_bytes"], provenance="measured"),
+        train_s=_times(repeats, "train_s"),
+        peak_bytes=_most(repeats, "peak_bytes"),
+        grown_bytes=_most(repeats, "grown_bytes"),
         joules=joules,
         bytes=tuple(RoundBytes(**row, provenance="counted") for row in said["bytes"])
         if sized is None
         else sized.bytes,
-        heat=TrialHeat(**said["heat"]),
+        heat=_heat([each["heat"] for each in repeats]),
         predicted=predicted[level],
+        repeat_s=tuple(each["round_s"]["median"] for each in repeats),
+        busy=max((each["busy"] for each in repeats if each["busy"] is not None), default=None),
     )
+
+
+def _left_out(key: Key, why: str) -> LeftOut:
+    family, level, backend, threads = key
+    name = cast("BackendName", backend)
+    return LeftOut(family=family, level=level, backend=name, threads=threads, why=why)
+
+
+def _times(repeats: Sequence[Mapping[str, Any]], name: str) -> TimeSpread:
+    """Return the median of the repeats' medians, and of their p90."""
+    spreads = [each[name] for each in repeats]
+    middle = median(each["median"] for each in spreads)
+    return TimeSpread(
+        median=middle,
+        p90=max(middle, median(each["p90"] for each in spreads)),
+        samples=sum(each["samples"] for each in spreads),
+        provenance="measured",
+    )
+
+
+def _most(repeats: Sequence[Mapping[str, Any]], name: str) -> Amount:
+    return Amount(value=max(each[name] for each in repeats), provenance="measured")
+
+
+def _heat(repeats: Sequence[Mapping[str, Any]]) -> TrialHeat:
+    """Return the first temperature, the highest, and whether any repeat was slowed down."""
+    slowed = [each["throttled"] for each in repeats if each["throttled"] is not None]
+    return TrialHeat(
+        start_c=repeats[0]["start_c"],
+        highest_c=max(
+            (each["highest_c"] for each in repeats if each["highest_c"] is not None), default=None
+        ),
+        throttled=any(slowed) if slowed else None,
+    )
+
+
+def _energy(repeats: Sequence[Mapping[str, Any] | None]) -> Mapping[str, Any] | None:
+    """Return the medians of the repeats that have an energy; None: none has."""
+    known = [each for each in repeats if each is not None]
+    if not known:
+        return None
+    net = [each["net"] for each in known if each["net"] is not None]
+    return {
+        "gross": median(each["gross"] for each in known),
+        "net": median(net) if net else None,
+        "hz": min(each["hz"] for each in known),
+    }
 
 
 def _joules(energy: Mapping[str, Any] | None, sensor: str | None) -> Joules | None:
@@ -247,6 +316,13 @@ def device_figures(results: Results) -> list[Figure]:
         ]
         if case.joules is not None and case.joules.gross is not None:
             figures.append(Figure(f"{stem}.energy", case.joules.gross, "J"))
+    for curve in results.curves:
+        if (point := reached(curve)) is not None:
+            level = f"{curve.level * 100:g}".replace(".", "_")
+            stem = f"device.{curve.family}.{level}.to_quality"
+            figures.append(Figure(f"{stem}.seconds", point.seconds, "s"))
+            if point.joules is not None:
+                figures.append(Figure(f"{stem}.energy", point.joules, "J"))
     errors = [case.time_error for case in results.cases if case.time_error is not None]
     if errors:
         figures.append(Figure("device.time_error", median(errors), "×"))

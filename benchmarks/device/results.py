@@ -31,7 +31,16 @@ COMMAND = "device"
 MAX_BYTES = 1 << 26
 
 Provenance = Literal["measured", "counted", "modelled"]
-BackendName = Literal["onnx", "torch"]
+BackendName = Literal[
+    "onnx",
+    "torch",
+    "onnx-cuda",
+    "onnx-tensorrt",
+    "onnx-xnnpack",
+    "onnx-nnapi",
+    "onnx-coreml",
+]
+"""onnxruntime on the processor, torch, or onnxruntime with an execution provider."""
 Key = tuple[str, float, str, int]
 
 
@@ -125,11 +134,25 @@ class Case:
     bytes: tuple[RoundBytes, ...] = ()
     heat: TrialHeat = field(default_factory=TrialHeat)
     predicted: Predicted | None = None
+    repeat_s: tuple[float, ...] = ()
+    """Median seconds of a round in each repeat, each in a process of its own; `round_s` has the
+    median of these."""
+    busy: float | None = None
+    """Largest share of the machine's processor time that other programs took meanwhile; None: not
+    known."""
 
     @property
     def key(self) -> Key:
         """Key that identifies the case."""
         return self.family, self.level, self.backend, self.threads
+
+    @property
+    def spread(self) -> float | None:
+        """Largest distance of a repeat from their median, as a share of it; None: one repeat."""
+        if len(self.repeat_s) < 2:
+            return None
+        middle = self.round_s.median
+        return max(abs(each - middle) for each in self.repeat_s) / middle
 
     @property
     def time_error(self) -> float | None:
@@ -245,6 +268,8 @@ class Config:
     learn_rounds: int = 0
     """Rounds of each curve."""
     quick: bool = False
+    repeats: int = 1
+    """Processes that measure each case, one after the other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

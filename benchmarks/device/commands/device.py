@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.device.commands.kit import KIT_FAMILIES, QUICK_FAMILIES
+from benchmarks.device.trial.providers import PROVIDERS, accelerated
 from benchmarks.report.options import (
     NO_TORCH,
     RUNS,
@@ -59,9 +60,11 @@ def add_parser(commands: Any) -> None:
             "fresh process. Measures seconds of a step and of a round, peak memory, joules (net of "
             "idle, from rails or battery if readable; otherwise from a board's profile, and "
             "labelled so), bytes in every encoding, temperature and throttling, beside the SDK's "
-            "predictions. Writes a folder with results.json, report.md and plots. First close "
-            "other programs, and let the device rest and cool. Takes some minutes; --quick under "
-            "two. Ctrl-C keeps finished cases, --resume continues."
+            "predictions. Each case is measured three times; a run that other programs, heat or an "
+            "unsettled machine disturbed is marked invalid. Writes a folder with results.json, "
+            "report.md and plots. First close other programs, and let the device rest and cool. "
+            "Takes a quarter of an hour; --quick under two minutes, and on a slow or busy machine "
+            "it does less. Ctrl-C keeps finished cases, --resume continues."
         ),
         epilog=(
             "examples: tessera-bench device --quick | tessera-bench device --kit kit --board "
@@ -97,10 +100,17 @@ def add_parser(commands: Any) -> None:
         "--backends",
         type=_backend_names,
         metavar="A,B",
-        help="onnx, torch (default: both where torch is installed; quick onnx)",
+        help="onnx, torch, or onnx with an execution provider: onnx-cuda, onnx-tensorrt, "
+        "onnx-xnnpack, onnx-nnapi, onnx-coreml (default: all that are there; quick onnx)",
     )
     what.add_argument(
         "--threads", type=_threads, metavar="N,M", help="default: one, and the number of cores"
+    )
+    what.add_argument(
+        "--repeats",
+        type=count,
+        metavar="N",
+        help="fresh processes that measure each case (default 3; quick 1)",
     )
     what.add_argument("--batch", type=count, metavar="N", help="samples per step (default 32)")
     what.add_argument("--steps", type=count, metavar="N", help="per round (default 20; quick 10)")
@@ -301,6 +311,7 @@ def make_config(
         batch=batch,
         steps=steps,
         rounds=3 if quick else 10,
+        repeats=arguments.repeats or (1 if quick else 3),
         burst_s=0.4 if quick else 2.0,
         data=data.name,
         samples=data.samples,
@@ -316,8 +327,9 @@ def _levels(quick: bool) -> tuple[float, ...]:
 
 def _backend_names(text: str) -> tuple[str, ...]:
     found = names(text)
-    if unknown := [name for name in found if name not in ("onnx", "torch")]:
-        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: choose onnx or torch")
+    known = ("onnx", "torch", *PROVIDERS)
+    if unknown := [name for name in found if name not in known]:
+        raise argparse.ArgumentTypeError(f"{unknown[0]!r}: choose from {', '.join(known)}")
     return found
 
 
@@ -329,7 +341,9 @@ def _threads(text: str) -> tuple[int, ...]:
 
 
 def _backends(quick: bool) -> tuple[str, ...]:
-    return ("onnx",) if quick or find_spec("torch") is None else ("onnx", "torch")
+    if quick:
+        return ("onnx",)
+    return ("onnx", *(("torch",) if find_spec("torch") else ()), *accelerated())
 
 
 def _new(arguments: argparse.Namespace, seen: Seen, config: Config, seconds: float) -> Results:
@@ -364,7 +378,7 @@ def _resumed(
         then, now = getattr(before.machine, name), getattr(seen.machine, name)
         if then != now:
             raise UsageError(f"the run was started where {name} was {then}; here it is {now}")
-    for name in ("families", "levels", "backends", "threads", "batch", "steps"):
+    for name in ("families", "levels", "backends", "threads", "batch", "steps", "repeats"):
         then, now = getattr(config, name), getattr(arguments, name)
         if now is not None and now != then:
             words = [

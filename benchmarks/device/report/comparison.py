@@ -22,6 +22,7 @@ from typing import Literal
 
 from benchmarks.device.report.lines import is_modelled
 from benchmarks.device.results import BackendName, Case, Results
+from benchmarks.device.validity import faults, verdict
 from benchmarks.report.figures import Figure
 from benchmarks.report.options import UsageError
 from benchmarks.report.sheet import (
@@ -261,6 +262,9 @@ def _notes(
     yield from _said_of(
         [results.config.quick for results in boards], "is a --quick run.", "are --quick runs."
     )
+    for board, results in enumerate(boards, start=1):
+        if (invalid := verdict(results)) is not None:
+            yield f"{board} is {invalid[0].lower()}{invalid[1:]}"
     yield from _other_versions(boards)
     if alone:
         yield f"Cases that only one has, left out: {alone}."
@@ -298,7 +302,7 @@ def boards_sheet(comparison: BoardComparison) -> Sheet:
         rows.append(
             (
                 name,
-                results.provenance,
+                results.provenance + (", invalid" if faults(results) else ""),
                 results.machine.power_mode or DASH,
                 results.machine.cooling or DASH,
                 "; ".join(sources) or DASH,

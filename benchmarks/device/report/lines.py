@@ -15,6 +15,7 @@ from benchmarks.device.results import (
     RoundBytes,
     TimeSpread,
 )
+from benchmarks.device.validity import QUALITY, reached, verdict
 from benchmarks.report.sheet import (
     DASH,
     MODELLED,
@@ -66,6 +67,8 @@ def headline(results: Results) -> list[str]:
         lines.append(NOT_RUN)
     if not results.complete:
         lines.append(f"Incomplete: the run ended early, after {len(results.cases)} cases.")
+    if (invalid := verdict(results)) is not None:
+        lines.append(invalid)
     return lines
 
 
@@ -84,6 +87,11 @@ def legend(results: Results) -> str:
     parts.append("MB, kB: 10⁶, 10³ bytes.")
     if any(case.joules for case in results.cases):
         parts.append("J gross: all that was drawn meanwhile; net: above idle.")
+    if any(case.spread is not None for case in results.cases):
+        parts.append(
+            f"Each case was measured in {results.config.repeats} processes, and times are the "
+            "medians of these; ±: their largest distance from it."
+        )
     if any(case.heat.throttled is not None for case in results.cases):
         parts.append("slowed: whether the processor was throttled.")
     if foretold(results):
@@ -111,7 +119,7 @@ def case_sheets(results: Results) -> list[Sheet]:
             title=f"{name}: {config.steps} steps of {config.batch} samples in a round{mark}",
             columns=(
                 *("level", "backend,\nthreads", "ms/step\nmedian", "\np90", "s/round\nmedian"),
-                *("\np90", "s of\ntraining", "peak\nMB", "J/round\ngross", "\nJ net"),
+                *("\np90", "\n±", "s of\ntraining", "peak\nMB", "J/round\ngross", "\nJ net"),
                 *("°C\nmax", "\nslowed", "pred.\n÷ s", "pred.\n÷ MB"),
             ),
             rows=tuple(_case_row(case) for case in cases),
@@ -130,6 +138,7 @@ def _case_row(case: Case) -> tuple[str, ...]:
         how(case),
         *_median_and_p90(case.step_s, 1e3),
         *_median_and_p90(case.round_s),
+        DASH if case.spread is None else f"{case.spread:.0%}",
         _median_and_p90(case.train_s)[0],
         number(case.peak_bytes.value / 1e6, modelled=memory_modelled),
         number(None if joules is None else joules.gross, modelled=energy_modelled),
@@ -300,8 +309,10 @@ def no_joules(results: Results) -> str:
 def accuracy_sheet(results: Results) -> Sheet:
     """Return each level's accuracy when trained alone, and its total cost."""
     rows = []
+    goal = QUALITY.get(results.config.data)
     for curve in results.curves:
         if curve.points:
+            there = reached(curve)
             last, modelled = curve.points[-1], curve.provenance == "modelled"
             rows.append(
                 (
@@ -312,11 +323,27 @@ def accuracy_sheet(results: Results) -> Sheet:
                     number(last.seconds, modelled=modelled),
                     number(last.joules, modelled=curve.joules_provenance == "modelled"),
                     number(last.bytes / 1e6, modelled=modelled),
+                    number(None if there is None else there.seconds, modelled=modelled),
+                    number(
+                        None if there is None else there.joules,
+                        modelled=curve.joules_provenance == "modelled",
+                    ),
                 )
             )
+    to_goal = "" if goal is None else f"to {percent(goal)}"
     sheet = Sheet(
         title=f"Accuracy on {results.config.data} after the last round",
-        columns=("family", "level", "rounds", "accuracy\n%", "s", "J\ngross", "MB\nfp32"),
+        columns=(
+            "family",
+            "level",
+            "rounds",
+            "accuracy\n%",
+            "s",
+            "J\ngross",
+            "MB\nfp32",
+            f"s\n{to_goal}",
+            f"J\n{to_goal}",
+        ),
         rows=tuple(rows),
         texts=2,
     )

@@ -28,6 +28,7 @@ from benchmarks.device.report.lines import (
 )
 from benchmarks.device.report.plots import why_not
 from benchmarks.device.results import Case, Results
+from benchmarks.device.validity import faults
 from benchmarks.report.sheet import DASH, Sheet, escaped, percent, printable
 from edge_sdk.machine.board import shipped_boards
 
@@ -102,6 +103,8 @@ def _warnings(results: Results) -> Iterator[str]:
             "> **Incomplete.** The run was ended before all that was asked for was measured; "
             "`--resume` goes on with it."
         )
+    if found := faults(results):
+        yield f"> **Invalid.** These numbers are not to be compared: {escaped('; '.join(found))}."
 
 
 def _what_was_run(results: Results) -> str:
@@ -183,6 +186,7 @@ def command(results: Results) -> str:
         "levels": ",".join(f"{level:g}" for level in config.levels),
         "backends": ",".join(config.backends),
         "threads": ",".join(map(str, config.threads)),
+        "repeats": None if results.provenance == "modelled" else str(config.repeats),
         "batch": str(config.batch),
         "steps": str(config.steps),
         "data": "DIR" if results.curves and config.data != DIGITS else None,

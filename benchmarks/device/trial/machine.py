@@ -11,6 +11,7 @@ from typing import Literal
 
 from benchmarks.device.results import Amount, CoreClock, Machine
 from benchmarks.device.trial.process import SENSOR_PERIOD_S, SETTLE_S
+from benchmarks.device.validity import MOST_LOAD
 from benchmarks.report.figures import environment
 from edge_sdk.decide.emulation.emulation import MIB
 from edge_sdk.machine.board import Board, find_board, load_board, shipped_boards
@@ -23,8 +24,6 @@ PACKAGES = ("tessera-fl", "numpy", "onnxruntime", "torch", "zstandard")
 CPU = "sys/devices/system/cpu/cpufreq"
 LEAST_RISE = 0.05
 """Smallest rise in watts during training; a sensor that shows less does not follow it."""
-MOST_LOAD = 0.25
-"""Load per core from other programs above which they slow down what is timed."""
 OTHER_MEMORY = 0.3
 """Share by which a board's memory may differ from its profile: systems reserve some."""
 

@@ -17,11 +17,13 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import median, quantiles
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import psutil
 
 from benchmarks.device.kit import CHUNK_BYTES
+from benchmarks.device.trial.providers import provider_of
 from benchmarks.device.trial.trainee import RULE, Times, Took, Trainee, onnx_backend, torch_backend
 from edge_sdk.decide.costs.calibration import LIMIT_S, calibrate
 from edge_sdk.decide.costs.model import CostModel
@@ -37,6 +39,9 @@ from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.packs.index import encode_index, pack_model
 from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.streams import stream
+
+if TYPE_CHECKING:
+    from edge_sdk.train.backend import Backend
 
 ENCODINGS = ("fp32", "fp16", "int8", "int8+zstd", "top-k:0.1")
 SENSOR_PERIOD_S = 0.06
@@ -80,9 +85,13 @@ class Asked:
 
     def trainee(self) -> Trainee:
         """Make the trainee with its backend."""
-        make = torch_backend if self.backend == "torch" else onnx_backend
         disk = None if self.disk is None else Path(self.disk)
-        return Trainee(Path(self.folder), lambda trainee: make(trainee, self.threads), disk)
+        return Trainee(Path(self.folder), self._backend, disk)
+
+    def _backend(self, trainee: Trainee) -> Backend:
+        if self.backend == "torch":
+            return torch_backend(trainee, self.threads)
+        return onnx_backend(trainee, self.threads, provider_of(self.backend))
 
     def probe(self) -> LocalProbe:
         """Make a probe below the root; sensors that are programs have answered."""
@@ -137,7 +146,9 @@ def case(text: str) -> None:
     opened = trainee.opened(ask.steps, ask.batch, RULE, "fp32")
     before = resident_bytes()
     trainee.round(opened, level)  # opens the graph and fills the caches; unlike the others
+    trainee.check_provider(provider_of(ask.backend))
     times: list[Times] = []
+    others = _OtherPrograms() if Path(ask.root) == Path("/") else None
     heat = _HeatWatch(probe)
     meter = EnergyMeter(probed_watts(probe), idle_w=ask.idle_w, period_s=SENSOR_PERIOD_S)
     with heat, meter:
@@ -166,6 +177,7 @@ def case(text: str) -> None:
                 "hz": meter.hz,
             },
             "heat": heat.seen(),
+            "busy": None if others is None else others.share(),
             "bytes": _sizes(trainee, level, last) if ask.sized else [],
         }
     )
@@ -206,6 +218,25 @@ def learn(text: str) -> None:
         )
         accuracies.append(accuracy(outputs, test.targets))
     _say(accuracies)
+
+
+class _OtherPrograms:
+    """Processor time of other programs, since it was made."""
+
+    def __init__(self) -> None:
+        self._began = self._read()
+
+    def share(self) -> float | None:
+        """Return the share of the machine's time that others took; None: no time has passed."""
+        (total, busy, own), (total_0, busy_0, own_0) = self._read(), self._began
+        passed = total - total_0
+        return max(0.0, busy - busy_0 - (own - own_0)) / passed if passed > 0 else None
+
+    def _read(self) -> tuple[float, float, float]:
+        every, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        total = sum(every[:8] if len(every) > 8 else every)  # guests are in user already
+        idle = every.idle + getattr(every, "iowait", 0.0)
+        return total, total - idle, own.user + own.system
 
 
 class _HeatWatch:

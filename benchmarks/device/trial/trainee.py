@@ -24,6 +24,7 @@ from edge_sdk.machine.snapshot import Snapshot
 from edge_sdk.protocol.chunks import Chunks
 from edge_sdk.protocol.encoding.codec import encode_blocks
 from edge_sdk.protocol.encoding.encoding import Encoding
+from edge_sdk.protocol.errors import TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import Movement, RoundOpen
 from edge_sdk.protocol.packs.index import decode_index, unpack_model
@@ -103,6 +104,15 @@ class Trainee:
             up=Encoding.parse(encoding),
         )
 
+    def check_provider(self, provider: str | None) -> None:
+        """Raise `TrainingError` if the graph that ran did so without this execution provider."""
+        used = getattr(self.backend, "providers", ())
+        if provider is not None and provider not in used:
+            raise TrainingError(
+                f"onnxruntime has {provider} but did not use it: see its own messages for the "
+                "driver or library that is missing"
+            )
+
     def round(
         self, opened: RoundOpen, level: float, clock: Callable[[], float] = time.perf_counter
     ) -> Took:
@@ -149,12 +159,13 @@ class Trainee:
         return Took(Times(clock() - started, train_s, step_s), moved, movement)
 
 
-def onnx_backend(trainee: Trainee, threads: int = 1) -> Backend:
-    """Trains the files' graphs."""
-    from edge_sdk.train.onnx import OnnxBackend
+def onnx_backend(trainee: Trainee, threads: int = 1, provider: str | None = None) -> Backend:
+    """Trains the files' graphs; with an execution provider, what it can, and the rest without."""
+    from edge_sdk.train.onnx import CPU, OnnxBackend
 
     files = {path.stem: path.read_bytes() for path in trainee.folder.glob("*.onnx")}
-    return OnnxBackend(trainee.plan, trainee.manifest, files, threads=threads)
+    providers = CPU if provider is None else (provider, *CPU)
+    return OnnxBackend(trainee.plan, trainee.manifest, files, providers=providers, threads=threads)
 
 
 def torch_backend(trainee: Trainee, threads: int = 1) -> Backend:
