@@ -12,6 +12,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
+from benchmarks.network.ingest import command as ingest
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.report.suite import all_command, regress_command
@@ -45,6 +46,7 @@ COMMANDS = (
     aggregate,
     durability,
     wire,
+    ingest,
     load,
     fleet,
     peers,

@@ -225,8 +225,9 @@ class UploadLimits:
     """Seconds without a new chunk after which an upload is dropped; it may be offered again."""
     window: int = WINDOW
     """Most chunks of one upload on their way."""
-    max_flight_bytes: int = 2**26
-    """Most bytes of all uploads on their way: with many uploads, windows are narrower."""
+    max_flight_bytes: int = 2**25
+    """Most bytes of all uploads on their way: with many uploads, windows are narrower. Half of what
+    our brokers queue for the coordinator (`max_queued_bytes`): they drop what is beyond."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

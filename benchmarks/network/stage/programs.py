@@ -42,11 +42,15 @@ class Programs(Children):
         super().__init__()
         self.folder, self._bytecode = folder, bytecode
 
-    def begin(self, name: str, command: Sequence[str]) -> ChildProcess:
-        """Start Python with this command; its output goes to `<name>.log`."""
+    def begin(self, name: str, command: Sequence[str], *, piped: bool = False) -> ChildProcess:
+        """Start Python with this command; its output goes to `<name>.log`, or to us if piped."""
         environment = program_environment(self._bytecode)
         return self.start(
-            name, [sys.executable, *command], self.folder / f"{name}.log", environment
+            name,
+            [sys.executable, *command],
+            self.folder / f"{name}.log",
+            environment,
+            piped=piped,
         )
 
     def wait_until(self, is_done: Callable[[], bool], what: str) -> None:

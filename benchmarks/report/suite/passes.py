@@ -24,6 +24,7 @@ MEASURING = (
     "aggregate",
     "durability",
     "wire",
+    "ingest",
     "load",
     "fleet",
 )

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from benchmarks.network.stage.files import TASK, RunSettings, device_names, write_run
+from benchmarks.network.stage.memory import Peak
 from benchmarks.network.stage.processes import anonymous_bytes, cpu_s
 from benchmarks.network.stage.programs import Programs, serve_command
 from benchmarks.network.stage.tasks import PreparedTask
@@ -22,7 +22,6 @@ from edge_sdk.program.processes import ChildProcess
 from edge_sdk.transport.settings import BrokerSettings
 
 TARGET = 3.0
-SAMPLE_S = 0.01
 QUIET_S = 0.4
 """Seconds without CPU use after which a program counts as idle."""
 
@@ -108,29 +107,6 @@ def measure_serving(
         serving_peak_mb=serving.most_bytes / 1e6,
         seconds=seconds,
     )
-
-
-class Peak:
-    """Records a program's peak anonymous memory for the duration of the context."""
-
-    def __init__(self, program: ChildProcess) -> None:
-        self.most_bytes = 0
-        self._pid = program.pid
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._sample, daemon=True)
-
-    def __enter__(self) -> Peak:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._over.set()
-        self._thread.join()
-
-    def _sample(self) -> None:
-        with suppress(FigureError):  # it has ended; whoever waits for it will notice
-            while not self._over.wait(SAMPLE_S):
-                self.most_bytes = max(self.most_bytes, anonymous_bytes(self._pid))
 
 
 def _serve(

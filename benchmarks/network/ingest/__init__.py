@@ -1,0 +1,1 @@
+"""`tessera-bench ingest`: many large movements that arrive at once."""
