@@ -250,6 +250,7 @@ def serve(
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
+            demands=config.devices,
         )
         board = None
         if config.run.tensorboard is not None:
