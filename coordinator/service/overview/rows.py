@@ -25,7 +25,6 @@ MOST_ENTRIES = 100_000
 """Rounds of all devices together that are kept, as far as each has its last `LEAST_ROUNDS`."""
 LEAST_ROUNDS = 20
 
-STATES = ("offline", "idle", "asked", "training", "kept", "skipped", "quarantined", "paused")
 PAUSED_CODE = "paused"
 """Code of the skip of a device that its owner paused."""
 
@@ -62,6 +61,10 @@ _NEW: OverviewRow = {
 _OWN = {"_counted": 0, "_newest": None, "_barred": None}
 """Facts that only other columns are made of: movements that counted, the round of the newest of
 them, and why the device may not take part."""
+
+
+COLUMNS = ("device", *_NEW, "contribution", "staleness", "sequence")
+"""Keys of a row as others see it."""
 
 
 @overload
