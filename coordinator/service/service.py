@@ -65,6 +65,7 @@ from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
+from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
 from coordinator.service.overview.overview import Overview
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
@@ -152,6 +153,8 @@ class ServiceConfig:
     """Most devices to listen to; further names are ignored."""
     demands: Demands = field(default_factory=Demands)
     """Who may take part."""
+    view_s: float | None = None
+    """Least seconds between two messages for dashboards; None: there are none."""
 
 
 class Service:
@@ -238,6 +241,11 @@ class Service:
             (self._topics.up_chunks, True),
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
+        self._views = None
+        if config.view_s is not None:
+            self._views = StatusTopics(
+                self._link, self._topics, self._overview, every_s=config.view_s, clock=clock
+            )
         self._store = ChunkStore(run.folder / CHUNKS)
         self._sending = ChunkSending(self._link, self._store.get, epoch=self._epoch)
         self._sending.shut = True
@@ -431,6 +439,8 @@ class Service:
             self._proceed()
         self._requests.serve(self)
         self._note_phase()
+        if self._views is not None and self._fence.in_charge and self._away_since is None:
+            self._views.tick()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -527,6 +537,8 @@ class Service:
             if in_charge:
                 gone = Presence(name=NAME, session=self._session, online=False)
                 self._publisher.say_presence(gone)
+                if self._views is not None:
+                    self._views.clear()
             self._link.close(flush=in_charge)
             self._store.close()
             self._overview.stopped()
@@ -647,6 +659,8 @@ class Service:
             self._publisher.say_again()
             self._say(self._course.say_again())
         self._overview.began()
+        if self._views is not None:
+            self._views.again()
         self._sending.pump()
 
     def _send_claim(self) -> None:
