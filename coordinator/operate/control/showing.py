@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
+from edge_sdk.protocol.errors import TesseraError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -122,7 +123,7 @@ def _status(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{top} is not a folder: name one in which runs are")
         return _present(
             arguments,
-            lambda: [ask_overview(each, "status") for each in find_runs(top)],
+            lambda: list(_all_statuses(top)),
             lambda found: _tables().runs_table(found),
         )
     run = _default_run() if folder is None else folder
@@ -158,6 +159,15 @@ def _devices(arguments: argparse.Namespace) -> int:
             found, now=time.time(), width=shutil.get_terminal_size().columns
         ),
     )
+
+
+def _all_statuses(top: Path) -> Iterator[Any]:
+    """Give the status of every run in a folder; one that cannot be read is named and left out."""
+    for each in find_runs(top):
+        try:
+            yield ask_overview(each, "status")
+        except TesseraError as error:
+            print(f"{each}: {error}", file=sys.stderr)
 
 
 def find_runs(top: Path) -> list[Path]:

@@ -41,9 +41,7 @@ STATUS = {
 def bid(device: ScriptedDevice, round: int, code: str | None, reason: str = "skip: why") -> None:
     """A skip with its cause, as real devices tell it."""
     run = device.world.run.about.run
-    device.tell(
-        Bid(device=device.name, round=round, level=None, reason=reason, code=code, run=run)
-    )
+    device.tell(Bid(device=device.name, round=round, level=None, reason=reason, code=code, run=run))
 
 
 def row_of(world: World, name: str) -> dict[str, Any]:
@@ -215,7 +213,7 @@ def test_quarantine_is_shown_until_it_is_lifted(worlds: Worlds) -> None:
 
 def test_late_movement_changes_the_mark_of_its_round(worlds: Worlds) -> None:
     world = worlds.make(rounds_config(rounds=9, train_deadline_s=5.0, away_s=1.0))
-    world.add("one", level=lambda round: 1.0 if round == 1 else None)
+    world.add("one", level=lambda number: 1.0 if number == 1 else None)
     slow = world.add("slow", sends=False)
     world.settle()
     world.wait(6.0)
@@ -280,7 +278,7 @@ def test_asynchronous_run_is_shown(worlds: Worlds) -> None:
 def test_restarted_run_knows_what_history_tells(worlds: Worlds) -> None:
     world = worlds.make(rounds_config(rounds=3), evaluate=None)
     world.add("one")
-    world.add("two", level=lambda round: None if round == 2 else 0.5)
+    world.add("two", level=lambda number: None if number == 2 else 0.5)
     while len(world.history) < 2:
         world.settle()
     before = world.service.overview
