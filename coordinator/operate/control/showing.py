@@ -28,8 +28,8 @@ MAX_DEPTH = 3
 SHOWN_ROUNDS = 20
 SKIPPED = frozenset({"checkpoints", "memory", "movements", "uploads", "chunks", "model"})
 
-Ask = Callable[[], Any]
-Draw = Callable[[Any], "RenderableType"]
+_Ask = Callable[[], Any]
+_Draw = Callable[[Any], "RenderableType"]
 
 
 def add_commands(commands: Any) -> None:
@@ -164,10 +164,16 @@ def _devices(arguments: argparse.Namespace) -> int:
 def _all_statuses(top: Path) -> Iterator[Any]:
     """Give the status of every run in a folder; one that cannot be read is named and left out."""
     for each in find_runs(top):
-        try:
-            yield ask_overview(each, "status")
-        except TesseraError as error:
-            print(f"{each}: {error}", file=sys.stderr)
+        if (found := _status_of(each)) is not None:
+            yield found
+
+
+def _status_of(folder: Path) -> Any:
+    try:
+        return ask_overview(folder, "status")
+    except TesseraError as error:
+        print(f"{folder}: {error}", file=sys.stderr)
+        return None
 
 
 def find_runs(top: Path) -> list[Path]:
@@ -203,7 +209,7 @@ def _tables() -> Any:
     return tables
 
 
-def _present(arguments: argparse.Namespace, ask: Ask, draw: Draw) -> int:
+def _present(arguments: argparse.Namespace, ask: _Ask, draw: _Draw) -> int:
     """Show an answer, once or until Ctrl-C."""
 
     def say(answer: Any) -> None:
@@ -227,7 +233,7 @@ def _present(arguments: argparse.Namespace, ask: Ask, draw: Draw) -> int:
     return 0
 
 
-def _looking(ask: Ask) -> Iterator[Any]:
+def _looking(ask: _Ask) -> Iterator[Any]:
     """Ask for ever, about once a second; less often where an answer takes long."""
     while True:
         began = time.monotonic()

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from coordinator.cli import main
-from coordinator.operate.control import showing
 from coordinator.operate.control.overview import overview_commands
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.rows import COLUMNS
@@ -174,7 +173,7 @@ def test_watching_ends_cleanly(
         if looks == 3:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(showing.time, "sleep", sleep)
+    monkeypatch.setattr("coordinator.operate.control.showing.time.sleep", sleep)
     with served(world):
         lines = shown(capsys, "status", world.folder, "--watch", "--json").splitlines()
     assert [json.loads(each)["task"] for each in lines] == ["tiny"] * 3
