@@ -752,6 +752,8 @@ class Service:
                 self._on_offer(device, message)
             case Want():
                 self._publisher.answer(message)
+            case Evaluation() if device in self._door.barred:
+                pass
             case Evaluation() if message.run == self._run.about.run:
                 self._parts.heard(device, message)
             case SurveyFinding() if message.run == self._run.about.run:

@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules import Scaffold
-from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
@@ -39,6 +38,7 @@ from coordinator.service.courses.parts import (
     upload_of,
 )
 from coordinator.service.courses.surveying import Surveying
+from coordinator.service.overview.blocks import step_squares
 from coordinator.service.reports import report_round
 from coordinator.task.levels import LevelScores
 from edge_sdk.decide.budget import OFTEN
@@ -418,7 +418,7 @@ class RoundsCourse:
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
         if parts.onlooker.watches:
-            self._step = block_squares(model.theta - before, self._config.plan.block_sizes)
+            self._step = step_squares(model.theta, before, self._config.plan.block_sizes)
         del before  # it is as large as the model
         fleet, limit = self._taught(commit), self._config.robust.agreement
         if found.agreements and limit is not None:

@@ -8,8 +8,28 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregate.screening import PIECE, block_squares
 from coordinator.rounds.fleet import FleetRecord
+from edge_sdk.protocol.plan.blocks import Float32
+from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
+
+
+def step_squares(
+    after: Float32, before: Float32, sizes: Indices, *, piece: int = PIECE
+) -> NDArray[np.float64]:
+    """Return the squared norm of each block's step, without a copy of the model."""
+    ends = np.cumsum(sizes)
+    result, first = np.zeros(len(sizes)), 0
+    while first < len(sizes):
+        start = int(ends[first] - sizes[first])
+        behind = max(first + 1, int(np.searchsorted(ends, start + piece, side="right")))
+        end = int(ends[behind - 1])
+        result[first:behind] = block_squares(
+            after[start:end] - before[start:end], sizes[first:behind]
+        )
+        first = behind
+    return result
 
 
 class BlockMap:

@@ -82,7 +82,8 @@ class Overview(Onlooker):
         """`history` are the lines of the run so far; `clock` tells Unix seconds."""
         self._facts = facts
         self._clock = clock
-        self._changed = threading.Condition(threading.Lock())
+        self._lock = threading.Lock()
+        self._changed, self._waiting = threading.Condition(self._lock), 0
         self._sequence = 0
         self._rows: OrderedDict[str, OverviewRow] = OrderedDict()
         """Rows of devices, the one that changed last at the end."""
@@ -118,7 +119,7 @@ class Overview(Onlooker):
         self._finished = facts.finished and not facts.served
         self._pause: OverviewRow | None = None
         self._stopping: str | None = None
-        with self._changed:
+        with self._lock:
             for entry in history:
                 self._fold(entry)
 
@@ -131,14 +132,18 @@ class Overview(Onlooker):
 
     def wait(self, sequence: int, timeout_s: float) -> int:
         """Wait until there is a change after `sequence`, or time is up; return the newest."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._sequence > sequence, timeout_s)
+        with self._lock:
+            self._waiting += 1
+            try:
+                self._changed.wait_for(lambda: self._sequence > sequence, timeout_s)
+            finally:
+                self._waiting -= 1
             return self._sequence
 
     def status(self) -> dict[str, Any]:
         """Return the state of the run: see docs/operate.md for every key."""
         now, facts = self._clock(), self._facts
-        with self._changed:
+        with self._lock:
             rows = list(self._rows.values())
             best, totals, words = self._best, asdict(self._totals), self._words
             accuracy = next(
@@ -176,7 +181,7 @@ class Overview(Onlooker):
 
     def devices(self, since: int = 0) -> list[dict[str, Any]]:
         """Return the rows of devices that changed after `since`, sorted by name; 0: all."""
-        with self._changed:
+        with self._lock:
             rows = []
             for row in reversed(self._rows.values()):
                 if since and row["sequence"] <= since:
@@ -188,7 +193,7 @@ class Overview(Onlooker):
 
     def device(self, name: str) -> dict[str, Any]:
         """Return the row of a device with its last rounds. Raises `ConfigError` if unknown."""
-        with self._changed:
+        with self._lock:
             row, past = self._rows.get(name), self._past.get(name)
             entries = list(past.entries) if past is not None else []
             counted, newest = self._counted, self._newest
@@ -205,19 +210,19 @@ class Overview(Onlooker):
         News have the number of the round before them until the next one closes, and then its
         number: whoever asks again with the newest number they have sees them beside that round.
         """
-        with self._changed:
+        with self._lock:
             rows = list(self._rounds)
         return [dict(row) for row in rows if row["round"] > since]
 
     def blocks(self) -> dict[str, Any]:
         """Return the map of the model's blocks after the newest round."""
-        with self._changed:
+        with self._lock:
             known = self._fleet, self._map_round, self._entries, self._steps
         return self._map.draw(*known)
 
     def strip(self, rounds: int = 60) -> dict[str, Any]:
         """Return one character per device and round, of the last rounds that closed."""
-        with self._changed:
+        with self._lock:
             numbers = list(self._numbers)[-max(1, rounds) :]
             marks = {
                 name: past.strip.read(self._closed - len(numbers), self._closed)
@@ -232,13 +237,13 @@ class Overview(Onlooker):
 
     def began(self) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             self._begun = self._linked = True
             self._change()
 
     def linked(self, connected: bool) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             if connected != self._linked:
                 self._linked = connected
                 if not connected:
@@ -249,7 +254,7 @@ class Overview(Onlooker):
 
     def at(self, phase: str, round: int, deadline_s: float | None) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             due = None if deadline_s is None else self._clock() + deadline_s
             if (phase, round) != (self._phase, self._round):
                 self._words = None
@@ -260,21 +265,21 @@ class Overview(Onlooker):
 
     def waits(self, words: str | None) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             if words != self._words:
                 self._words = words
                 self._change()
 
     def finished(self) -> None:
         """The run is complete."""
-        with self._changed:
+        with self._lock:
             if not self._finished:
                 self._finished, self._words, self._due = True, None, None
                 self._change()
 
     def stopped(self) -> None:
         """The process no longer serves the run."""
-        with self._changed:
+        with self._lock:
             self._stopped, self._linked, self._due = True, False, None
             self._change()
 
@@ -305,21 +310,21 @@ class Overview(Onlooker):
 
     def barred(self, device: str, reason: str | None) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             row = self._rows.get(device)
             if row is None or row["_barred"] != reason:
                 self._put(device, _barred=reason)
 
     def asked(self, devices: Iterable[str], round: int) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             for device in devices:
                 self._put(device, state="asked")
             self._round = max(self._round, round)
 
     def bid(self, bid: Bid) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             changes: OverviewRow = {
                 "level": bid.level,
                 "reason": printable(bid.reason),
@@ -346,7 +351,7 @@ class Overview(Onlooker):
     def kept(self, arrival: Arrival, round: int) -> None:
         """See `Onlooker`."""
         device = arrival.contribution.device
-        with self._changed:
+        with self._lock:
             row = self._rows.get(device)
             current = row is not None and row["round"] == round
             self._put(device, last_seen=self._clock(), **({"state": "kept"} if current else {}))
@@ -356,7 +361,7 @@ class Overview(Onlooker):
         device, outcome = receipt.device, receipt.outcome
         if outcome is Outcome.KEPT:
             return
-        with self._changed:
+        with self._lock:
             row = self._rows.get(device) or new_row(device)
             if outcome is Outcome.COUNTED:
                 if row["state"] == "kept":
@@ -368,7 +373,7 @@ class Overview(Onlooker):
 
     def line(self, entry: Mapping[str, Any]) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             self._fold(entry, live=True)
 
     def model(
@@ -385,7 +390,7 @@ class Overview(Onlooker):
             name: {"round": each.quarantined, "reason": each.reason}
             for name, each in quarantined(fleet.standings).items()
         }
-        with self._changed:
+        with self._lock:
             first = self._fleet is None
             self._fleet, self._map_round = fleet, round
             self._entries = None if entries is None else entries.copy()
@@ -405,38 +410,38 @@ class Overview(Onlooker):
 
     def known(self, devices: Iterable[str]) -> None:
         """Note devices that took part in an earlier process."""
-        with self._changed:
+        with self._lock:
             for device in devices:
                 if device not in self._rows:
                     self._put(device)
 
     def paused(self, by: str) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             self._pause = {"by": by, "time": self._clock()}
             self._change()
 
     def resumed(self) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             self._pause = None
             self._change()
 
     def stopping(self, when: str | None) -> None:
         """See `Onlooker`."""
-        with self._changed:
+        with self._lock:
             self._stopping = when
             self._change()
 
     @property
     def facts(self) -> RunFacts:
         """Facts about the run, with `finished` as it is now."""
-        with self._changed:
+        with self._lock:
             return replace(self._facts, finished=self._finished)
 
     def settings(self, settings: Mapping[str, Any], rounds: int | None = None) -> None:
         """Note other settings of the run, and its new length if that changed."""
-        with self._changed:
+        with self._lock:
             length = self._facts.rounds if rounds is None else rounds
             self._facts = replace(self._facts, settings=dict(settings), rounds=length)
             self._change()
@@ -459,10 +464,11 @@ class Overview(Onlooker):
 
     def _change(self) -> None:
         self._sequence += 1
-        self._changed.notify_all()
+        if self._waiting:
+            self._changed.notify_all()
 
     def _update(self, device: str, **changes: Any) -> None:
-        with self._changed:
+        with self._lock:
             self._put(device, **changes)
 
     def _put(self, device: str, **changes: Any) -> None:

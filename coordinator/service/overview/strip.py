@@ -37,6 +37,7 @@ OF_CODE = {
     "deadline": "t",
     "owner": "p",
     "paused": "p",
+    "task": "p",
     "schedule": "p",
     "gap": "p",
     "whole": "p",

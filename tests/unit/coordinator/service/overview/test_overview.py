@@ -6,11 +6,13 @@ import json
 import threading
 from typing import Any
 
+import numpy as np
 import pytest
 
 from coordinator.aggregate.rules import RULES
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound
+from coordinator.service.overview.blocks import step_squares
 from coordinator.service.overview.facts import RunFacts, facts_of, keep_facts, kept_facts
 from coordinator.service.overview.folder import overview_of
 from coordinator.service.overview.overview import Overview
@@ -491,3 +493,20 @@ def test_strip_shows_absence_where_nothing_was_marked() -> None:
     assert strip.read(4, 6) == ".l"
     strip.mark(5 + HELD, "4")
     assert strip.read(6, 6 + HELD) == "." * (HELD - 1) + "4"
+
+
+def test_steps_are_measured_piece_by_piece() -> None:
+    random = np.random.default_rng(1)
+    sizes = np.array([3, 1, 7, 2, 5], dtype=np.int64)
+    before, after = (random.normal(size=18).astype(np.float32) for _ in range(2))
+    parts = np.split(after - before, np.cumsum(sizes)[:-1])
+    wanted = [float(np.square(each, dtype=np.float64).sum()) for each in parts]
+    for piece in (1, 4, 8, 100):
+        assert step_squares(after, before, sizes, piece=piece) == pytest.approx(wanted)
+
+
+def test_model_of_very_many_blocks_has_its_tensors_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("coordinator.service.overview.blocks.MOST", PLAN.block_count - 1)
+    tensors = made().blocks()["tensors"]
+    assert [tensor["blocks"] for tensor in tensors] == [[]] * len(PLAN.tensors)
+    assert sum(tensor["parameters"] for tensor in tensors) == PLAN.parameters
