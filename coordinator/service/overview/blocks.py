@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,10 @@ from coordinator.rounds.fleet import FleetRecord
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
+
+
+MOST = 100_000
+"""Blocks of the largest model that is drawn block by block."""
 
 
 def step_squares(
@@ -33,7 +38,10 @@ def step_squares(
 
 
 class BlockMap:
-    """The map of one model. Its parts that never change are made when they are first read."""
+    """The map of one model. Its parts that never change are made when they are first read.
+
+    A model of more than `MOST` blocks has its tensors alone.
+    """
 
     def __init__(self, plan: ModelPlan) -> None:
         self._plan = plan
@@ -70,11 +78,10 @@ class BlockMap:
             }
             for tensor in plan.tensors
         ]
-        for block, signature in enumerate(self._signatures):
+        for block, signature in enumerate(self._signatures if plan.block_count <= MOST else ()):
             age = round - last[block] if last[block] else None
             movement = moved[block]
             tensor = tensors[names[block]]
-            tensor["parameters"] += sizes[block]
             tensor["blocks"].append(
                 {
                     "id": block,
@@ -88,4 +95,6 @@ class BlockMap:
                 }
             )
         axes = [{"name": axis.name, "groups": list(axis.groups)} for axis in plan.axes]
+        for drawn, whole in zip(tensors, plan.tensors, strict=True):
+            drawn["parameters"] = prod(whole.shape)
         return {"round": round, "axes": axes, "tensors": tensors}
