@@ -15,7 +15,6 @@ from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-
 MOST = 100_000
 """Blocks of the largest model that is drawn block by block."""
 
