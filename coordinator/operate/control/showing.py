@@ -26,6 +26,7 @@ EVERY_S = 1.0
 MAX_DEPTH = 3
 """Folders below the one that is named in which `--all` finds runs."""
 SHOWN_ROUNDS = 20
+NOBODY = "no device has joined yet, or none fits the filters"
 SKIPPED = frozenset({"checkpoints", "memory", "movements", "uploads", "chunks", "model"})
 
 _Ask = Callable[[], Any]
@@ -155,8 +156,12 @@ def _devices(arguments: argparse.Namespace) -> int:
     return _present(
         arguments,
         rows,
-        lambda found: _tables().devices_table(
-            found, now=time.time(), width=shutil.get_terminal_size().columns
+        lambda found: (
+            _tables().devices_table(
+                found, now=time.time(), width=shutil.get_terminal_size().columns
+            )
+            if found
+            else NOBODY
         ),
     )
 

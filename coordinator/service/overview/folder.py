@@ -44,7 +44,7 @@ def overview_of(folder: Path) -> Overview:
     facts = RunFacts(
         task=about.task,
         run=about.run,
-        folder=folder,
+        folder=folder.absolute(),
         plan=plan,
         served=False,
         **kept_facts(folder),

@@ -11,6 +11,7 @@ import pytest
 
 from coordinator.cli import main
 from coordinator.operate.control.overview import overview_commands
+from coordinator.operate.control.showing import NOBODY
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.rows import COLUMNS
 from edge_sdk.program.control import MAX_LINE_BYTES, ControlSocket, ask_run
@@ -112,6 +113,12 @@ def test_filters_and_json(world: World, capsys: pytest.CaptureFixture[str]) -> N
     (row,) = json.loads(found)
     assert set(row) == set(COLUMNS)
     assert row["device"] == "two"
+
+
+def test_nobody_is_said_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    with served(world):
+        text = shown(capsys, "devices", world.folder, "--filter", "battery>0.99")
+    assert text == f"{NOBODY}\n"
 
 
 def test_mistakes_are_explained(world: World, capsys: pytest.CaptureFixture[str]) -> None:
