@@ -87,7 +87,7 @@ def test_quarantined_device_is_not_asked_in_a_survey_unless_it_is_released(world
     world = with_a_bad_device(worlds, min_devices=3, survey_every=2, survey_s=50.0)
     asked = world.retained(TOPICS.round)
     assert isinstance(asked, Survey)
-    world.service.release("c")
+    world.service.helm.allow("c", by="anna")
     assert not quarantined(world.state.fleet.standings)
     for device in world.devices[:2]:
         refuse(device, asked)  # the answers of both are all that is waited for
@@ -111,7 +111,7 @@ def test_released_device_opens_the_round_that_waited_for_it(worlds: Worlds) -> N
         world.wait(200)
     assert world.state.phase is RoundPhase.WAITING
     before = world.state.round
-    world.service.release("c")
+    world.service.helm.allow("c", by="anna")
     world.settle()
     assert world.state.round == before + 1
 
