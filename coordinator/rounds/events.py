@@ -79,7 +79,7 @@ class Barred:
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class RoundsHeld:
     """No further round is to open from now on; or, if `held` is False, rounds may open again."""
 
     held: bool

@@ -22,8 +22,8 @@ Each device works at its own pace. For one device, while the run lasts:
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
     TRAINING   Barred                      RESTING   Release; its bids are declined
-    any        Held                        same      –; a device that would be asked next is not
-    –          Held no longer              ASKED     Send(RoundOpen) to each device without work,
+    any        RoundsHeld                  same      –; a device that would be asked next is not
+    –          RoundsHeld: no longer       ASKED     Send(RoundOpen) to each device without work,
                                                      once enough devices joined
     other      Movement                    same      Send(Receipt: late, or counted if it was)
     any        Offer                       same      Accept, or Send(Receipt) if the outcome is
@@ -55,16 +55,17 @@ from types import MappingProxyType
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
 from coordinator.aggregate.rules import AsyncRule
 from coordinator.masks import Situation
+from coordinator.rounds.arrivals import REFUSED
 from coordinator.rounds.config import UNMEASURED, Best, RunConfig, best_of
 from coordinator.rounds.events import (
     Accept,
     Barred,
-    Held,
     Joined,
     Keep,
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -162,7 +163,7 @@ Event = (
     | Evaluated
     | Released
     | Barred
-    | Held
+    | RoundsHeld
     | Tick
 )
 Effect = Send | Accept | Keep | Reserve | Release | Apply
@@ -260,7 +261,7 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
             return replace(state, fleet=replace(state.fleet, standings=standings)), []
         case Barred():
             return _on_barred(config, state, event, now)
-        case Held(held):
+        case RoundsHeld(held):
             return _on_held(config, state, held, now)
         case Tick():
             return _on_tick(config, state, now)
@@ -480,7 +481,7 @@ def _on_movement(
         )
     except MovementRefused as refusal:
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
-        skip = Bid(device=device, round=round, level=None, reason=reason)
+        skip = Bid(device=device, round=round, level=None, reason=reason, code=REFUSED)
         state = _rest(config, _unburdened(config, state, work), skip, now)
         state = _judged(config, state, refused={device: str(refusal)})
         rejected = _receipt(device, round, Outcome.REJECTED, str(refusal))

@@ -25,12 +25,12 @@ from coordinator.rounds.events import (
     Barred,
     Broadcast,
     Disowned,
-    Held,
     Joined,
     Keep,
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -228,7 +228,7 @@ Event = (
     | Disowned
     | Released
     | Barred
-    | Held
+    | RoundsHeld
     | Tick
 )
 """Messages from devices, and local events."""

@@ -45,9 +45,9 @@
     any       Barred                         same      –; a device's bids are declined; it is not
                                                        waited for, and a movement that was kept is
                                                        rejected at the close
-    any       Held                           same      –; once no round is open, none opens
-    BIDDING   Held, and no device present    WAITING   –; the round is void
-    WAITING   Held no longer, enough devices BIDDING   Broadcast(RoundOpen)
+    any       RoundsHeld                     same      –; once no round is open, none opens
+    BIDDING   RoundsHeld, nobody present     WAITING   –; the round is void
+    WAITING   RoundsHeld: no longer; enough  BIDDING   Broadcast(RoundOpen)
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -116,12 +116,12 @@ from coordinator.rounds.events import (
     Barred,
     Broadcast,
     Disowned,
-    Held,
     Joined,
     Keep,
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -293,7 +293,7 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             return state, []
         case Barred():
             return _on_barred(config, state, event, now)
-        case Held(held):
+        case RoundsHeld(held):
             return _on_held(config, state, held, now)
         case Tick():
             if state.deadline is None or now < state.deadline:

@@ -15,12 +15,15 @@ from typing import Any
 
 from coordinator.errors import ConfigError
 from coordinator.rounds.reputation import quarantined
+from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.errors import RunError
-from coordinator.run.steering.orders import Asked, Steering, StopOrder
+from coordinator.run.steering.orders import DeviceOrder, GivenBy, Steering, StopOrder
 from coordinator.run.steering.settings import Settings, length_of
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import PAUSED, Said, Wait
 from coordinator.service.courses.rounds import RoundsCourse
+from coordinator.service.overview.facts import settings_of
+from coordinator.service.overview.overview import Overview
 from edge_sdk.program.settings.reader import nearest
 
 log = logging.getLogger(__name__)
@@ -42,9 +45,11 @@ class Helm:
         devices: Set[str],
         max_devices: int,
         measured: bool,
+        overview: Overview,
     ) -> None:
         """`perform` says what an order makes the course say. `devices` are those of earlier
-        processes. `measured` is True if the coordinator measures the accuracy."""
+        processes. `measured` is True if the coordinator measures the accuracy. `overview` is told
+        of every order."""
         self._steering = steering
         self._course = course
         self._now, self._perform = now, perform
@@ -52,9 +57,11 @@ class Helm:
         self._max_devices, self._measured = max_devices, measured
         self.broken: OSError | None = None
         """The disk's failure in an order: nothing more is certain, so the process must end."""
+        self._overview = overview
+        self._show()
 
     @property
-    def paused(self) -> Asked | None:
+    def paused(self) -> GivenBy | None:
         """Who paused the run, and when."""
         return self._steering.steered.paused
 
@@ -108,6 +115,7 @@ class Helm:
     def stopped(self) -> None:
         """Note that the stop was carried out; the process is about to end."""
         self._ordered(self._steering.stopped)
+        self._show()
 
     def lengthen(self, more: int, by: str) -> Answer:
         """Add rounds, or updates."""
@@ -115,6 +123,7 @@ class Helm:
         changed = self._ordered(lambda: steering.lengthen(more, by))
         if not self._course.finished:
             self._take_up()
+        self._tell()
         name = length_of(steering.steered.file)
         value = steering.steered.value(name)
         log.info("%s: %s = %s", by, name, value, extra={"facts": {"event": "set", name: value}})
@@ -128,6 +137,8 @@ class Helm:
         self._check(name, settings)
         changed = self._ordered(lambda: steering.change(name, value, by))
         self._take_up()
+        if changed:
+            self._tell()
         new = steering.steered.value(name)
         if changed:
             facts = {"event": "set", "name": name, "value": new, "was": was}
@@ -146,7 +157,7 @@ class Helm:
         found = self._ordered(lambda: steering.quarantine(device, reason, by, saved=saved))
         facts = {"event": "quarantined", "device": device}
         log.warning("%s is quarantined: %s", device, found.words, extra={"facts": facts})
-        self._perform(self._course.judge(found, self._now()))
+        self._judge(found)
         return _row(device, found.round, 0, found.words)
 
     def allow(self, device: str, by: str) -> Answer:
@@ -158,7 +169,7 @@ class Helm:
         steering, saved = self._steering, self._course.saved_orders
         found = self._ordered(lambda: steering.allow(device, by, saved=saved))
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
-        self._perform(self._course.judge(found, self._now()))
+        self._judge(found)
         return rows[device]
 
     def quarantined(self) -> list[Answer]:
@@ -203,10 +214,35 @@ class Helm:
         changed = self._ordered(order)
         if changed:
             log.info("%s", words, extra={"facts": {"event": "steered"}})
+            self._tell()
         held = self.paused is not None or self.stopping is not None
         self._perform(self._course.hold(held, self._now()))
         waits = self.waits_for
         return {"changed": changed, **self.state, "waits_for": waits and waits.words}
+
+    def _judge(self, judgement: DeviceOrder) -> None:
+        self._tell()
+        self._perform(self._course.judge(judgement, self._now()))
+        course = self._course
+        self._overview.model(course.state.fleet, course.round, entries=course.entries)
+
+    def _tell(self) -> None:
+        """Tell the overview of the last order."""
+        if (line := self._steering.line) is not None:
+            self._overview.line(line)
+        self._show()
+
+    def _show(self) -> None:
+        """Tell the overview what holds now."""
+        paused, stopping = self.paused, self.stopping
+        if paused is None:
+            self._overview.resumed()
+        else:
+            self._overview.paused(paused.by, paused.time)
+        self._overview.stopping(None if stopping is None else stopping.when)
+        wanted = self._course.wanted
+        length = wanted.rounds if isinstance(wanted, RoundsConfig) else wanted.updates
+        self._overview.settings(settings_of(wanted), length)
 
     def _take_up(self) -> None:
         self._perform(self._course.change(self._steering.steered.settings, self._now()))

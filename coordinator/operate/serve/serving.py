@@ -31,6 +31,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.steering import back_command, change_report, steering_commands
 from coordinator.operate.serve.charge import take_charge
@@ -49,6 +50,8 @@ from coordinator.run.steering.orders import Steering
 from coordinator.run.steering.settings import values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
+from coordinator.service.overview.facts import keep_facts
+from coordinator.service.overview.folder import overview_for
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import remove, write_whole
@@ -275,10 +278,13 @@ def serve(
         for line in change_report(run.folder, steering.steered):
             say(line)
         requests: Requests[Service] = Requests()
+        overview = overview_for(run, changed)
+        keep_facts(run.folder, overview.facts)
         commands = {
             **forget_commands(requests),
             **quarantine_commands(requests),
             **steering_commands(requests, run.folder),
+            **overview_commands(overview),
         }
         joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
@@ -297,6 +303,7 @@ def serve(
             requests=requests,
             epoch=epoch,
             steering=steering,
+            overview=overview,
         )
         try:
             service.serve(stop)
@@ -305,6 +312,7 @@ def serve(
             return ServeEnd.ORDERED if service.helm.stops else ServeEnd.STOPPED
         finally:
             service.close()
+            keep_facts(run.folder, overview.facts)
 
 
 def changed_machine(

@@ -43,7 +43,7 @@ StopWhen = Literal["round", "now"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Asked:
+class GivenBy:
     """Who asked for something, and when (seconds since 1970)."""
 
     by: str
@@ -51,21 +51,21 @@ class Asked:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Change(Asked):
+class SettingChange(GivenBy):
     """A setting with another value than run.toml gives it."""
 
     value: SettingValue
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class StopOrder(Asked):
+class StopOrder(GivenBy):
     """A stop that was asked for and is not carried out yet."""
 
     when: StopWhen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement(Asked):
+class DeviceOrder(GivenBy):
     """An operator's word about a device: quarantined for a reason, or allowed again."""
 
     device: str
@@ -90,10 +90,10 @@ class Steered:
     """Orders so far."""
     file: Settings = field(default_factory=dict)
     """Values in run.toml at the last start; empty: the run was not served yet."""
-    changes: Mapping[str, Change] = field(default_factory=dict)
-    paused: Asked | None = None
+    changes: Mapping[str, SettingChange] = field(default_factory=dict)
+    paused: GivenBy | None = None
     stopping: StopOrder | None = None
-    judgements: tuple[Judgement, ...] = ()
+    judgements: tuple[DeviceOrder, ...] = ()
     """The last word about each device, and earlier ones that no checkpoint has; in their order."""
     last: AuditEntry | None = None
     """The last order."""
@@ -109,7 +109,7 @@ class Steered:
         """Return the value of a setting, changed or not."""
         return self.changes[name].value if name in self.changes else self.file.get(name)
 
-    def judged_since(self, number: int) -> list[Judgement]:
+    def judged_since(self, number: int) -> list[DeviceOrder]:
         """Return the words about devices that came after an order, in their order."""
         return [each for each in self.judgements if each.number > number]
 
@@ -127,10 +127,10 @@ def read_steered(folder: Path) -> Steered:
         return Steered(
             number=int(content["number"]),
             file=dict(content["file"]),
-            changes={name: Change(**each) for name, each in content["changes"].items()},
-            paused=None if paused is None else Asked(**paused),
+            changes={name: SettingChange(**each) for name, each in content["changes"].items()},
+            paused=None if paused is None else GivenBy(**paused),
             stopping=None if stopping is None else StopOrder(**stopping),
-            judgements=tuple(Judgement(**each) for each in content["judgements"]),
+            judgements=tuple(DeviceOrder(**each) for each in content["judgements"]),
             last=None if last is None else AuditEntry(**last),
             at=int(content["at"]),
         )
@@ -162,13 +162,19 @@ class Steering:
         """Names of the settings that can be changed, as the last start had them."""
         return list(self._steered.file)
 
+    @property
+    def line(self) -> dict[str, Any] | None:
+        """The last order's line of history; None: there was none."""
+        last = self._steered.last
+        return None if last is None else {"steered": {**asdict(last), "round": self._run.opened}}
+
     def settle(self) -> None:
         """Write the lines of the last order, as far as a crash kept them from being written."""
         if (last := self._steered.last) is not None:
             self._audit.put(last)
             history, at = self._run.history, self._steered.at
             if last.id.encode() not in history.read(at, max(0, history.trim() - at)):
-                self._record(last)
+                self._record()
 
     def begin(self, file: Settings) -> None:
         """Note run.toml's values at a start; an edit undoes what was changed before it."""
@@ -190,7 +196,7 @@ class Steering:
         """Let no further round open."""
         if self._steered.paused is not None:
             return False
-        return self._give(by, "pause", {}, paused=Asked(by=_author(by), time=self._now()))
+        return self._give(by, "pause", {}, paused=GivenBy(by=_author(by), time=self._now()))
 
     def resume(self, by: str) -> bool:
         """Let rounds open again; a stop that was asked for is called off."""
@@ -241,7 +247,7 @@ class Steering:
         details = {"name": name, "value": new, "was": was}
         return self._give(by, "set", details, changes=self._changed(name, new, by))
 
-    def quarantine(self, device: str, reason: str, by: str, *, saved: int) -> Judgement:
+    def quarantine(self, device: str, reason: str, by: str, *, saved: int) -> DeviceOrder:
         """Quarantine a device: its bids are declined from now on.
 
         `saved` is the number of the newest such order that a checkpoint has.
@@ -250,7 +256,7 @@ class Steering:
         details = {"device": device, "reason": reason}
         return self._judge("quarantine", by, details, saved, quarantined=True)
 
-    def allow(self, device: str, by: str, *, saved: int) -> Judgement:
+    def allow(self, device: str, by: str, *, saved: int) -> DeviceOrder:
         """Hold nothing against a device any more; `saved` as for `quarantine`."""
         return self._judge("allow", by, {"device": device}, saved, quarantined=False)
 
@@ -264,17 +270,17 @@ class Steering:
             )
         return self._steered.file
 
-    def _changed(self, name: str, value: SettingValue, by: str) -> dict[str, Change]:
+    def _changed(self, name: str, value: SettingValue, by: str) -> dict[str, SettingChange]:
         """Return the changes with another one; a value that run.toml gives is none."""
         changes = {key: each for key, each in self._steered.changes.items() if key != name}
         if value == self._steered.file.get(name):
             return changes
-        return {**changes, name: Change(value=value, by=_author(by), time=self._now())}
+        return {**changes, name: SettingChange(value=value, by=_author(by), time=self._now())}
 
     def _judge(
         self, what: str, by: str, details: Mapping[str, str], saved: int, *, quarantined: bool
-    ) -> Judgement:
-        judgement = Judgement(
+    ) -> DeviceOrder:
+        judgement = DeviceOrder(
             **details,
             number=self._steered.number + 1,
             round=self._run.opened,
@@ -302,12 +308,13 @@ class Steering:
         at, number = self._run.history.trim(), self._steered.number + 1
         self._write(replace(self._steered, **changes, number=number, last=entry, at=at))
         self._audit.put(entry)
-        self._record(entry)
+        self._record()
         return True
 
-    def _record(self, entry: AuditEntry) -> None:
-        """Append the order to the history."""
-        self._run.record({"steered": {**asdict(entry), "round": self._run.opened}})
+    def _record(self) -> None:
+        """Append the last order to the history."""
+        if (line := self.line) is not None:
+            self._run.record(line)
 
     def _write(self, steered: Steered) -> None:
         write_json(self._run.folder / STEERING, asdict(steered))

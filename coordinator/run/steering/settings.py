@@ -85,10 +85,10 @@ def values_of(machine: RunConfig) -> dict[str, SettingValue]:
     }
 
 
-Machine = TypeVar("Machine", RoundsConfig, FragmentsConfig)
+AnyRunConfig = TypeVar("AnyRunConfig", RoundsConfig, FragmentsConfig)
 
 
-def with_settings(machine: Machine, changed: Settings) -> Machine:
+def with_settings(machine: AnyRunConfig, changed: Settings) -> AnyRunConfig:
     """Return a run's settings with some values changed. Raises `ConfigError` if they do not fit."""
     known = {name: value for name, value in changed.items() if name in steerable(machine)}
     if not known:

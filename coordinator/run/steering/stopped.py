@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.errors import ConfigError
 from coordinator.rounds.reputation import quarantined
 from coordinator.run.folder import Run
-from coordinator.run.steering.orders import Judgement, Steered, Steering
+from coordinator.run.steering.orders import DeviceOrder, Steered, Steering
 from coordinator.run.steering.settings import length_of
 from edge_sdk.program.settings.reader import nearest
 
@@ -50,7 +50,7 @@ def lengthen(folder: Path, rounds: int, by: str) -> Answer:
 
 
 def change(folder: Path, name: str, value: object, by: str) -> Answer:
-    """Change a setting. Whether it fits the others is known at the next start."""
+    """SettingChange a setting. Whether it fits the others is known at the next start."""
     with steering_of(folder) as (_, steering):
         was = steering.steered.value(name)
         changed = steering.change(name, value, by)
@@ -105,7 +105,7 @@ def _quarantined(run: Run, steered: Steered) -> list[Answer]:
     return [rows[name] for name in sorted(rows)]
 
 
-def _row(judgement: Judgement) -> Answer:
+def _row(judgement: DeviceOrder) -> Answer:
     said = {"since": judgement.round, "refusals": 0, "reason": judgement.words}
     return {"device": judgement.device, **said}
 

@@ -19,7 +19,7 @@ from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.rounds.reputation import declines, quarantined
 from coordinator.run.folder import Checkpoint, RunError
-from coordinator.run.steering.orders import Judgement, Steered
+from coordinator.run.steering.orders import DeviceOrder, Steered
 from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.courses.parts import (
     Parts,
@@ -32,6 +32,7 @@ from coordinator.service.courses.parts import (
     upload_of,
 )
 from coordinator.service.courses.surveying import Surveying
+from coordinator.service.overview.onlooker import BlockEntries
 from coordinator.service.reports import report_updates
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.delivery import Choice
@@ -76,7 +77,7 @@ class FragmentsCourse:
         report after every `min_devices` updates, numbered by updates. `config`: as in run.toml.
         `steered`: what operators changed of it; None: nothing."""
         steered = Steered() if steered is None else steered
-        self._base = config
+        self._base, self._wanted = config, steered.settings
         config = self._config = with_settings(config, steered.settings)
         self._parts = parts
         self._report_every = config.min_devices if report_every is None else report_every
@@ -175,6 +176,16 @@ class FragmentsCourse:
         return self._config
 
     @property
+    def wanted(self) -> FragmentsConfig:
+        """Settings as operators want them, perhaps from the next round on only."""
+        return with_settings(self._base, self._wanted)
+
+    @property
+    def entries(self) -> BlockEntries | None:
+        """Movements that memory holds of each block; None: there is no memory."""
+        return None
+
+    @property
     def idle(self) -> bool:
         """True if no device has anything to do, and no survey is under way."""
         return self._state.idle and not self._surveying.under_way
@@ -194,6 +205,20 @@ class FragmentsCourse:
         """Latest time to send `Tick`; None if there is no deadline."""
         known = (self._state.deadline, self._save_by, self._surveying.deadline)
         return min((each for each in known if each is not None), default=None)
+
+    @property
+    def round(self) -> int:
+        """Number of updates so far."""
+        return self._state.version
+
+    @property
+    def phase(self) -> str:
+        """The run's phase in words."""
+        if self._surveying.under_way:
+            return "surveying levels"
+        if self._state.finished:
+            return "finished"
+        return "collecting movements" if self._state.running else "waiting for devices"
 
     @property
     def waits_for(self) -> Wait | None:
@@ -219,6 +244,8 @@ class FragmentsCourse:
                 before, happened = self._state, pending.pop(0)
                 self._state, effects = fragments.handle(self._config, before, happened, now)
                 self._note_skip(happened)
+                if isinstance(happened, Bid):
+                    self._show_bid(before, happened)
                 while effects:
                     effect = effects.pop(0)
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
@@ -248,7 +275,7 @@ class FragmentsCourse:
 
     def hold(self, held: bool, now: float) -> list[Said]:
         """Ask no device any more, or ask them again."""
-        return [] if held == self._state.held else self.handle(events.Held(held), now)
+        return [] if held == self._state.held else self.handle(events.RoundsHeld(held), now)
 
     def check(self, settings: Settings) -> None:
         """Raise `ConfigError` unless the run could go on with these settings changed."""
@@ -259,13 +286,21 @@ class FragmentsCourse:
 
         The run's end, and what ends it, is by the new settings at once.
         """
-        self._config = with_settings(self._base, settings)
+        self._config, self._wanted = with_settings(self._base, settings), dict(settings)
         return []
 
-    def judge(self, judgement: Judgement, now: float) -> list[Said]:
+    def judge(self, judgement: DeviceOrder, now: float) -> list[Said]:
         """Quarantine a device, or release it."""
         self._judged = judgement.number
         return self.handle(judgement_event(judgement), now)
+
+    def _show_bid(self, before: FragmentsState, bid: Bid) -> None:
+        """Tell the onlooker of a bid that the machine took."""
+        work = before.work.get(bid.device)
+        if work is not None and work.round == bid.round:
+            now = self._state.work.get(bid.device)
+            taken = None if now is None else now.bid
+            self._parts.onlooker.bid(bid if taken is None else replace(taken, code=bid.code))
 
     def _note_skip(self, happened: fragments.Event) -> None:
         """Note for the next report a device that skips or was rejected."""
@@ -354,7 +389,11 @@ class FragmentsCourse:
                 parts.store.note_opened(opening.round)
                 self._resting.pop(device, None)
                 self._openings[device] = parts.outlet.opening(opening, device)
+                parts.onlooker.asked((device,), opening.round)
                 said.append(events.Send(device, self._openings[device]))
+            case events.Send(device, Assignment(round=round)):
+                parts.onlooker.assigned(device, round)
+                said.append(effect)
             case events.Send() | events.Accept():
                 said.append(effect)
             case events.Keep(round, arrival, upload):
@@ -365,6 +404,7 @@ class FragmentsCourse:
                     self._state = before  # the device may send it again
                     raise
                 self._arrivals[device] = arrival
+                parts.onlooker.kept(arrival, round)
                 return [events.Kept(device, round)]
             case fragments.Reserve(device, round, groups):
                 parts.outlet.reserve(device, round, groups)
@@ -465,6 +505,7 @@ class FragmentsCourse:
         line = parts.describe(report)
         self._save(line)
         parts.record(report, line)
+        parts.onlooker.model(self._state.fleet, self._state.version)
         is_best = scores.best is not None and (self._best is None or scores.best > self._best)
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         state = self._state

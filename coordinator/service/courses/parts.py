@@ -21,9 +21,10 @@ from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
-from coordinator.run.steering.orders import Judgement
+from coordinator.run.steering.orders import DeviceOrder
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
+from coordinator.service.overview.onlooker import Onlooker
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
 from edge_sdk.data.arrays import ArrayData
@@ -109,14 +110,14 @@ class WaitLog:
         return text
 
 
-def judgement_event(judgement: Judgement) -> events.Barred | events.Released:
+def judgement_event(judgement: DeviceOrder) -> events.Barred | events.Released:
     """Return an operator's word about a device as an event of the machines."""
     if not judgement.quarantined:
         return events.Released(judgement.device)
     return events.Barred(judgement.device, judgement.words, judgement.round)
 
 
-def judged(fleet: FleetRecord, judgement: Judgement) -> FleetRecord:
+def judged(fleet: FleetRecord, judgement: DeviceOrder) -> FleetRecord:
     """Return the record after an operator's word about a device."""
     if not judgement.quarantined:
         return fleet.released(judgement.device)
@@ -166,6 +167,8 @@ class Parts:
     tally: Tally = field(default_factory=Tally)
     watch: Callable[[RoundReport], object] | None = None
     """Is shown every report, once it is stored."""
+    onlooker: Onlooker = field(default_factory=Onlooker)
+    """Is told what happens."""
 
     def score(self, config: RunConfig) -> LevelScores:
         """Return the run's levels, evaluated if there is data for it."""
@@ -231,6 +234,8 @@ class Parts:
             if count and receipt.outcome is not Outcome.KEPT and not isinstance(event, Bid):
                 self.tally.note(receipt)
             log_receipt(receipt)
+            if not isinstance(event, Bid):
+                self.onlooker.verdict(receipt)
         if upload is not None:
             self.store.settle(upload, receipt)
 
@@ -248,6 +253,8 @@ class Parts:
     def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
         """Store a report of the newest round, which `describe` made this line of."""
         self.store.record(report, line)
+        if line is not None:
+            self.onlooker.line(line)
         if self.watch is not None:
             self.watch(report)
 

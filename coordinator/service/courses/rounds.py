@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules import Scaffold
+from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
@@ -25,7 +29,7 @@ from coordinator.run.errors import RunError
 from coordinator.run.folder import Checkpoint
 from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
-from coordinator.run.steering.orders import Judgement, Steered
+from coordinator.run.steering.orders import DeviceOrder, Steered
 from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.close import close_round
 from coordinator.service.courses.parts import (
@@ -39,11 +43,13 @@ from coordinator.service.courses.parts import (
     upload_of,
 )
 from coordinator.service.courses.surveying import Surveying
+from coordinator.service.overview.onlooker import BlockEntries
 from coordinator.service.reports import report_round
 from coordinator.task.levels import LevelScores
 from edge_sdk.decide.budget import OFTEN
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import (
+    Assignment,
     Bid,
     Movement,
     Outcome,
@@ -111,7 +117,7 @@ class RoundsCourse:
         self._judged = checkpoint.orders
         """Number of the newest order about a device that the fleet's record has."""
         self._saved_orders = checkpoint.orders
-        self._later: list[Judgement] = []
+        self._later: list[DeviceOrder] = []
         """Words about devices that came while a closed round waited for its commit."""
         if config.is_over(checkpoint.committed, checkpoint.best):
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
@@ -122,6 +128,8 @@ class RoundsCourse:
         self._surveying = Surveying(config, parts.outlet)
         self._outdated, self._skips = 0, 0
         """Skips so far in this process that were too old to count, and all; none once warned."""
+        self._step: NDArray[np.float64] | None = None
+        """Squared norm of each block's newest step; None: not known."""
         self._held: list[rounds.Event] = []
         """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
@@ -151,7 +159,7 @@ class RoundsCourse:
             return self._wanted
         return dict(opened.settings)
 
-    def _note_judgement(self, judgement: Judgement) -> None:
+    def _note_judgement(self, judgement: DeviceOrder) -> None:
         """Take up an order about a device before anything else happens."""
         fleet = judged(self._state.fleet, judgement)
         self._state, self._judged = replace(self._state, fleet=fleet), judgement.number
@@ -245,6 +253,16 @@ class RoundsCourse:
         return self._config
 
     @property
+    def wanted(self) -> RoundsConfig:
+        """Settings as operators want them, perhaps from the next round on only."""
+        return with_settings(self._base, self._wanted)
+
+    @property
+    def entries(self) -> BlockEntries | None:
+        """Movements that memory holds of each block; None: there is no memory."""
+        return None if self._memory is None else self._memory.entries
+
+    @property
     def idle(self) -> bool:
         """True if no round is open, and the last one is committed and known to devices."""
         between = self._state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
@@ -259,6 +277,18 @@ class RoundsCourse:
     def saved_orders(self) -> int:
         """Number of the newest order about a device that a checkpoint has."""
         return self._saved_orders
+
+    @property
+    def round(self) -> int:
+        """Number of the newest round."""
+        return self._state.round
+
+    @property
+    def phase(self) -> str:
+        """The run's phase in words."""
+        if self._surveying.under_way:
+            return "surveying levels"
+        return self._state.phase.value
 
     @property
     def waits_for(self) -> Wait | None:
@@ -294,7 +324,10 @@ class RoundsCourse:
         try:
             while pending:
                 happened = pending.pop(0)
-                self._state, effects = rounds.handle(self._config, self._state, happened, now)
+                before = self._state
+                self._state, effects = rounds.handle(self._config, before, happened, now)
+                if isinstance(happened, Bid):
+                    self._show_bid(before, happened)
                 self._note_assignments()
                 for effect in effects:
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
@@ -324,7 +357,7 @@ class RoundsCourse:
         self._wanted = dict(settings)
         return self._keep_up(now)
 
-    def judge(self, judgement: Judgement, now: float) -> list[Said]:
+    def judge(self, judgement: DeviceOrder, now: float) -> list[Said]:
         """Quarantine a device, or release it; after the commit, if a closed round waits for it."""
         if self._closed is not None or self._was_closed:
             self._later.append(judgement)
@@ -337,13 +370,19 @@ class RoundsCourse:
         if self.idle:
             self._take_up()
         held = self._paused or self._wanted != self._settings
-        return [] if held == self._state.held else self.handle(events.Held(held), now)
+        return [] if held == self._state.held else self.handle(events.RoundsHeld(held), now)
 
     def _take_up(self) -> None:
         """Let changed settings be in force."""
         if self._wanted != self._settings:
             self._settings = self._wanted
             self._config = with_settings(self._base, self._settings)
+
+    def _show_bid(self, before: RoundsState, bid: Bid) -> None:
+        """Tell the onlooker of a bid that the machine took."""
+        if bid.round == before.round and bid.device in before.selected:
+            taken = self._state.bids.get(bid.device)
+            self._parts.onlooker.bid(bid if taken is None or bid.level is None else taken)
 
     def proceed(self, now: float) -> list[Said]:
         """Continue after a commit, or resume the open round, once its model is published."""
@@ -444,9 +483,14 @@ class RoundsCourse:
             case events.Broadcast(RoundOpen() as opening):
                 self._parts.store.note_opened(opening.round)
                 self._started = time.perf_counter()
+                self._parts.onlooker.asked(self._state.selected, opening.round)
                 said.append(events.Broadcast(self._parts.outlet.opening(opening)))
             case events.Send(device, RoundOpen() as opening):
+                self._parts.onlooker.asked((device,), opening.round)
                 said.append(events.Send(device, self._parts.outlet.opening(opening)))
+            case events.Send(device, Assignment(round=round)):
+                self._parts.onlooker.assigned(device, round)
+                said.append(effect)
             case events.Broadcast() | events.Send() | events.Accept():
                 said.append(effect)
             case events.Keep(round, arrival, upload):
@@ -457,6 +501,7 @@ class RoundsCourse:
                     self._state = unkept(self._state, device, round)
                     raise
                 self._arrivals[device, round] = arrival
+                self._parts.onlooker.kept(arrival, round)
                 return [events.Kept(device, round)]
             case rounds.Commit():
                 try:
@@ -485,7 +530,7 @@ class RoundsCourse:
     def _close(self, commit: rounds.Commit) -> None:
         """Move the model; the commit follows at once, or after a survey of its levels."""
         parts, state, model = self._parts, self._state, self._parts.model
-        noise, norms = model.noise, self._norms
+        noise, norms, before = model.noise, self._norms, model.theta
         found = close_round(
             self._config,
             state,
@@ -498,6 +543,9 @@ class RoundsCourse:
             scratch=parts.store.scratch,
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
+        if parts.onlooker.watches:
+            self._step = block_squares(model.theta - before, self._config.plan.block_sizes)
+        del before  # it is as large as the model
         fleet, limit = self._taught(commit), self._config.robust.agreement
         if found.agreements and limit is not None:
             fleet = fleet.compared(commit.round, found.agreements, limit)
@@ -593,6 +641,8 @@ class RoundsCourse:
             self._memory.commit()
         parts.store.prune()
         parts.record(report, line)
+        entries = None if self._memory is None else self._memory.entries
+        parts.onlooker.model(self._state.fleet, commit.round, entries=entries, squares=self._step)
         self._warn_of_age(report)
         self._arrivals.clear()
         parts.store.forget_round()
