@@ -17,7 +17,7 @@ from coordinator.errors import ConfigError
 from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.errors import RunError
-from coordinator.run.steering.orders import DeviceOrder, GivenBy, Steering, StopOrder
+from coordinator.run.steering.orders import GivenBy, OrderedStanding, Steering, StopOrder
 from coordinator.run.steering.settings import Settings, length_of
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import PAUSED, Said, Wait
@@ -220,7 +220,7 @@ class Helm:
         waits = self.waits_for
         return {"changed": changed, **self.state, "waits_for": waits and waits.words}
 
-    def _judge(self, judgement: DeviceOrder) -> None:
+    def _judge(self, judgement: OrderedStanding) -> None:
         self._tell()
         self._perform(self._course.judge(judgement, self._now()))
         course = self._course

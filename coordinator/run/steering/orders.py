@@ -65,7 +65,7 @@ class StopOrder(GivenBy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeviceOrder(GivenBy):
+class OrderedStanding(GivenBy):
     """An operator's word about a device: quarantined for a reason, or allowed again."""
 
     device: str
@@ -93,7 +93,7 @@ class Steered:
     changes: Mapping[str, SettingChange] = field(default_factory=dict)
     paused: GivenBy | None = None
     stopping: StopOrder | None = None
-    judgements: tuple[DeviceOrder, ...] = ()
+    judgements: tuple[OrderedStanding, ...] = ()
     """The last word about each device, and earlier ones that no checkpoint has; in their order."""
     last: AuditEntry | None = None
     """The last order."""
@@ -109,7 +109,7 @@ class Steered:
         """Return the value of a setting, changed or not."""
         return self.changes[name].value if name in self.changes else self.file.get(name)
 
-    def judged_since(self, number: int) -> list[DeviceOrder]:
+    def judged_since(self, number: int) -> list[OrderedStanding]:
         """Return the words about devices that came after an order, in their order."""
         return [each for each in self.judgements if each.number > number]
 
@@ -130,7 +130,7 @@ def read_steered(folder: Path) -> Steered:
             changes={name: SettingChange(**each) for name, each in content["changes"].items()},
             paused=None if paused is None else GivenBy(**paused),
             stopping=None if stopping is None else StopOrder(**stopping),
-            judgements=tuple(DeviceOrder(**each) for each in content["judgements"]),
+            judgements=tuple(OrderedStanding(**each) for each in content["judgements"]),
             last=None if last is None else AuditEntry(**last),
             at=int(content["at"]),
         )
@@ -247,7 +247,7 @@ class Steering:
         details = {"name": name, "value": new, "was": was}
         return self._give(by, "set", details, changes=self._changed(name, new, by))
 
-    def quarantine(self, device: str, reason: str, by: str, *, saved: int) -> DeviceOrder:
+    def quarantine(self, device: str, reason: str, by: str, *, saved: int) -> OrderedStanding:
         """Quarantine a device: its bids are declined from now on.
 
         `saved` is the number of the newest such order that a checkpoint has.
@@ -256,7 +256,7 @@ class Steering:
         details = {"device": device, "reason": reason}
         return self._judge("quarantine", by, details, saved, quarantined=True)
 
-    def allow(self, device: str, by: str, *, saved: int) -> DeviceOrder:
+    def allow(self, device: str, by: str, *, saved: int) -> OrderedStanding:
         """Hold nothing against a device any more; `saved` as for `quarantine`."""
         return self._judge("allow", by, {"device": device}, saved, quarantined=False)
 
@@ -279,8 +279,8 @@ class Steering:
 
     def _judge(
         self, what: str, by: str, details: Mapping[str, str], saved: int, *, quarantined: bool
-    ) -> DeviceOrder:
-        judgement = DeviceOrder(
+    ) -> OrderedStanding:
+        judgement = OrderedStanding(
             **details,
             number=self._steered.number + 1,
             round=self._run.opened,

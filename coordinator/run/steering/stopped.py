@@ -11,7 +11,7 @@ from typing import Any
 from coordinator.errors import ConfigError
 from coordinator.rounds.reputation import quarantined
 from coordinator.run.folder import Run
-from coordinator.run.steering.orders import DeviceOrder, Steered, Steering
+from coordinator.run.steering.orders import OrderedStanding, Steered, Steering
 from coordinator.run.steering.settings import length_of
 from edge_sdk.program.settings.reader import nearest
 
@@ -105,7 +105,7 @@ def _quarantined(run: Run, steered: Steered) -> list[Answer]:
     return [rows[name] for name in sorted(rows)]
 
 
-def _row(judgement: DeviceOrder) -> Answer:
+def _row(judgement: OrderedStanding) -> Answer:
     said = {"since": judgement.round, "refusals": 0, "reason": judgement.words}
     return {"device": judgement.device, **said}
 

@@ -19,7 +19,7 @@ from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.rounds.reputation import declines, quarantined
 from coordinator.run.folder import Checkpoint, RunError
-from coordinator.run.steering.orders import DeviceOrder, Steered
+from coordinator.run.steering.orders import OrderedStanding, Steered
 from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.courses.parts import (
     Parts,
@@ -289,7 +289,7 @@ class FragmentsCourse:
         self._config, self._wanted = with_settings(self._base, settings), dict(settings)
         return []
 
-    def judge(self, judgement: DeviceOrder, now: float) -> list[Said]:
+    def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
         """Quarantine a device, or release it."""
         self._judged = judgement.number
         return self.handle(judgement_event(judgement), now)

@@ -21,7 +21,7 @@ from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
-from coordinator.run.steering.orders import DeviceOrder
+from coordinator.run.steering.orders import OrderedStanding
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.overview.onlooker import Onlooker
@@ -110,14 +110,14 @@ class WaitLog:
         return text
 
 
-def judgement_event(judgement: DeviceOrder) -> events.Barred | events.Released:
+def judgement_event(judgement: OrderedStanding) -> events.Barred | events.Released:
     """Return an operator's word about a device as an event of the machines."""
     if not judgement.quarantined:
         return events.Released(judgement.device)
     return events.Barred(judgement.device, judgement.words, judgement.round)
 
 
-def judged(fleet: FleetRecord, judgement: DeviceOrder) -> FleetRecord:
+def judged(fleet: FleetRecord, judgement: OrderedStanding) -> FleetRecord:
     """Return the record after an operator's word about a device."""
     if not judgement.quarantined:
         return fleet.released(judgement.device)

@@ -29,7 +29,7 @@ from coordinator.run.errors import RunError
 from coordinator.run.folder import Checkpoint
 from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
-from coordinator.run.steering.orders import DeviceOrder, Steered
+from coordinator.run.steering.orders import OrderedStanding, Steered
 from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.close import close_round
 from coordinator.service.courses.parts import (
@@ -117,7 +117,7 @@ class RoundsCourse:
         self._judged = checkpoint.orders
         """Number of the newest order about a device that the fleet's record has."""
         self._saved_orders = checkpoint.orders
-        self._later: list[DeviceOrder] = []
+        self._later: list[OrderedStanding] = []
         """Words about devices that came while a closed round waited for its commit."""
         if config.is_over(checkpoint.committed, checkpoint.best):
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
@@ -135,20 +135,13 @@ class RoundsCourse:
         interrupted = self._interrupted(checkpoint)
         if interrupted is None:
             self._take_up()
-        for each in steered.judged_since(self._judged):
-            after = interrupted is not None and interrupted.closed
-            if interrupted is not None and after and each.number > interrupted.orders:
-                self._later.append(each)
-            else:
-                self._note_judgement(each)
-        held = self._paused or self._wanted != self._settings
-        self._state = replace(self._state, held=held)
         parts.outlet.publish()
         parts.deliver_kept(checkpoint)
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
         self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
+        self._obey(steered, interrupted)
         self._journalled = self._state.assigned, self._state.refused
         """Contents of `round.json`."""
 
@@ -159,7 +152,20 @@ class RoundsCourse:
             return self._wanted
         return dict(opened.settings)
 
-    def _note_judgement(self, judgement: DeviceOrder) -> None:
+    def _obey(self, steered: Steered, opened: OpenRound | None) -> None:
+        """Take up the orders that no checkpoint has, one after the other, as they came."""
+        closed = opened is not None and opened.closed
+        for each in steered.judged_since(self._judged):
+            if opened is not None and closed and each.number > opened.orders:
+                self._later.append(each)
+                continue
+            self._note_judgement(each)
+            if opened is not None and not closed:
+                self._state = rounds.without_barred(self._state)
+        held = self._paused or self._wanted != self._settings
+        self._state = replace(self._state, held=held)
+
+    def _note_judgement(self, judgement: OrderedStanding) -> None:
         """Take up an order about a device before anything else happens."""
         fleet = judged(self._state.fleet, judgement)
         self._state, self._judged = replace(self._state, fleet=fleet), judgement.number
@@ -201,8 +207,6 @@ class RoundsCourse:
                     movement.device,
                     movement.round,
                 )
-        if opened is not None and not opened.closed:
-            state = rounds.without_barred(state)
         self._state = state
         if opened is None:
             if not self._arrivals:
@@ -332,7 +336,8 @@ class RoundsCourse:
                 for effect in effects:
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
                         verdict = isinstance(happened, rounds.Committed)
-                        self._parts.give(effect.message, happened, upload, count=not verdict)
+                        counts = not verdict and not _is_decided(before, effect.message)
+                        self._parts.give(effect.message, happened, upload, count=counts)
                         settled = True
                     pending += self._perform(effect, said)
         finally:
@@ -357,7 +362,7 @@ class RoundsCourse:
         self._wanted = dict(settings)
         return self._keep_up(now)
 
-    def judge(self, judgement: DeviceOrder, now: float) -> list[Said]:
+    def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
         """Quarantine a device, or release it; after the commit, if a closed round waits for it."""
         if self._closed is not None or self._was_closed:
             self._later.append(judgement)
@@ -697,6 +702,12 @@ class _ClosedRound:
     report: RoundReport
     published: bool = False
     """True if devices have the model already."""
+
+
+def _is_decided(state: RoundsState, receipt: Receipt) -> bool:
+    """True if a receipt repeats the verdict on a movement, which its round's report counts."""
+    past = state.past.get(receipt.round)
+    return past is not None and receipt.device in past.outcomes
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
