@@ -23,12 +23,17 @@ from coordinator.run.steering import stopped
 from coordinator.run.steering.audit import AUDIT, read_audit
 from coordinator.run.steering.orders import STEERING, read_steered
 from edge_sdk.protocol.messages.round import Receipt, RoundOpen
+from edge_sdk.protocol.messages.survey import Survey
 from tests.unit.coordinator.service.service_world import (
+    TOPICS,
     World,
     Worlds,
     fragments_config,
     rounds_config,
 )
+from tests.unit.coordinator.service.test_resuming import surveyed
+
+__all__ = ["surveyed"]  # a fixture
 
 ANNA = "anna"
 
@@ -696,3 +701,41 @@ def test_verify_and_repair_know_the_files(worlds: Worlds, name: str) -> None:
     assert len(list(read_audit(world.folder))) == (2 if name == STEERING else 1)
     world.start()
     assert (world.service.helm.paused is None) is (name == STEERING)
+
+
+# -- while levels are surveyed -------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("surveyed")
+@pytest.mark.parametrize("crash", [False, True])
+def test_orders_in_a_survey_hold_after_its_commit(worlds: Worlds, crash: bool) -> None:
+    world = in_round(worlds, min_devices=2, survey_every=1, survey_s=50.0, rounds=9)
+    send(world, 1)
+    asked = world.retained(TOPICS.round)
+    assert isinstance(asked, Survey)
+    helm = world.service.helm
+    helm.change("learning_rate", 0.025, ANNA)
+    helm.quarantine("b", "odd", ANNA)
+    helm.pause(ANNA)
+    helm.pause(ANNA)
+    helm.stop("round", ANNA)
+    assert not helm.stops  # the round is closing
+    if crash:
+        world.restart()
+    wait = world.service.waits_for
+    assert wait is not None
+    assert wait.kind == "survey"
+    world.wait(51.0)
+    world.wait(51.0)
+    assert world.service.helm.stops
+    closed = next(line for line in world.history if "movements" in line)
+    assert closed["movements"]["counted"] == 2  # of before the order
+    assert closed["quarantined"] == []
+    world.stop()
+    world.start()
+    world.settle()
+    assert [each["device"] for each in world.service.helm.quarantined()] == ["b"]
+    world.service.helm.resume(ANNA)
+    world.settle()
+    assert [*world.state.selected] == ["a"]
+    assert rates(world) == {1: 0.1, 2: 0.025}
