@@ -58,8 +58,9 @@ LONGEST_S = 300.0
 
 def opened(effect: object) -> int:
     """The number of the round that is opened to somebody; 0: none is."""
-    opens = isinstance(effect, Broadcast | Send) and isinstance(effect.message, RoundOpen)
-    return effect.message.round if opens else 0  # type: ignore[union-attr]
+    if isinstance(effect, Broadcast | Send) and isinstance(effect.message, RoundOpen):
+        return effect.message.round
+    return 0
 
 
 class Steered(RuleBasedStateMachine):

@@ -53,6 +53,18 @@ def send(world: World, round: int, *names: str) -> None:
             device.send(round)
 
 
+def phase(world: World) -> RoundPhase:
+    return world.state.phase
+
+
+def idle(world: World) -> bool:
+    return world.service.course.idle
+
+
+def stops(world: World) -> bool:
+    return world.service.helm.stops
+
+
 def rates(world: World) -> dict[int, float]:
     """Learning rates of the rounds, as devices heard them."""
     return {
@@ -73,17 +85,17 @@ def test_paused_run_finishes_the_open_round_and_opens_no_other(worlds: Worlds) -
     answer = world.service.helm.pause(ANNA)
     assert answer["changed"]
     assert "movements of a, b" in answer["waits_for"]
-    assert world.state.phase is RoundPhase.TRAINING
+    assert phase(world) is RoundPhase.TRAINING
     send(world, 1)
     assert [line["round"] for line in world.history if "round" in line] == [1]
-    assert world.state.phase is RoundPhase.WAITING
+    assert phase(world) is RoundPhase.WAITING
     wait = world.service.waits_for
     assert wait is not None
     assert wait.words.startswith("paused by anna since ")
     world.wait(1e6)  # no deadline runs, and nobody is late
     world.add("c")
     world.settle()
-    assert world.state.phase is RoundPhase.WAITING
+    assert phase(world) is RoundPhase.WAITING
     assert not world.state.fleet.standings
     assert world.service.overview.status()["state"] == "paused"
     world.service.helm.resume(ANNA)
@@ -107,7 +119,7 @@ def test_pause_outlives_the_process_with_its_author_and_time(worlds: Worlds, cra
     world.start()
     world.settle()
     assert world.service.helm.paused == before
-    assert world.state.phase is RoundPhase.WAITING
+    assert phase(world) is RoundPhase.WAITING
     (line,) = change_report(world.folder, read_steered(world.folder))
     assert line.startswith("paused     by anna")
     assert "tessera-coordinator resume" in line
@@ -148,7 +160,7 @@ def served(world: World, meanwhile: Callable[[], object]) -> threading.Event:
 def test_stop_after_the_round_ends_the_loop_once_it_is_committed(worlds: Worlds) -> None:
     world = in_round(worlds)
     world.service.helm.stop("round", ANNA)
-    assert not world.service.helm.stops
+    assert not stops(world)
     assert world.service.overview.status()["state"] == "stopping"
     served(world, lambda: [each.offer(each.movements[1]) for each in world.devices])
     assert [line["round"] for line in world.history if "round" in line] == [1]
@@ -163,7 +175,7 @@ def test_stop_now_keeps_the_open_round_for_the_next_start(worlds: Worlds) -> Non
     world = in_round(worlds)
     send(world, 1, "a")
     world.service.helm.stop("now", ANNA)
-    assert world.service.helm.stops
+    assert stops(world)
     served(world, lambda: pytest.fail("it goes on"))
     world.stop()
     world.start()
@@ -178,9 +190,9 @@ def test_stop_that_a_crash_came_before_is_carried_out_by_the_next_process(worlds
     world.service.helm.stop("round", ANNA)
     world.restart()
     assert world.service.helm.stopping is not None
-    assert not world.service.helm.stops  # the round is open again
+    assert not stops(world)  # the round is open again
     send(world, 1)
-    assert world.service.helm.stops
+    assert stops(world)
 
 
 def test_stop_can_be_hastened_and_called_off(worlds: Worlds) -> None:
@@ -415,7 +427,7 @@ def test_memory_is_used_at_todays_rate(worlds: Worlds, damping: float | None) ->
             name,
             value=values[name],
             sends=False,
-            level=lambda number, there=there: 1.0 if number in there else None,  # type: ignore[misc]
+            level=lambda number, there=there: 1.0 if number in there else None,
         )
     world.settle()
     theta = world.service.model.theta.copy()
@@ -555,9 +567,9 @@ def test_asynchronous_run_pauses_and_devices_finish_their_work(worlds: Worlds) -
     world.service.helm.pause(ANNA)
     a.send(max(a.movements))
     assert len(a.opened) == 1  # it is not asked again
-    assert not world.service.course.idle
+    assert not idle(world)
     b.send(max(b.movements))
-    assert world.service.course.idle
+    assert idle(world)
     assert world.service.waits_for is not None
     assert world.service.waits_for.kind == "paused"
     world.wait(1e5)
@@ -594,9 +606,9 @@ def test_asynchronous_run_stops_when_nobody_works(worlds: Worlds) -> None:
     a, b = world.devices
     world.service.helm.stop("round", ANNA)
     a.send(max(a.movements))
-    assert not world.service.helm.stops
+    assert not stops(world)
     b.send(max(b.movements))
-    assert world.service.helm.stops
+    assert stops(world)
 
 
 def test_asynchronous_run_lets_go_of_a_quarantined_device(worlds: Worlds) -> None:
@@ -727,7 +739,7 @@ def test_orders_in_a_survey_hold_after_its_commit(worlds: Worlds, crash: bool) -
     assert wait.kind == "survey"
     world.wait(51.0)
     world.wait(51.0)
-    assert world.service.helm.stops
+    assert stops(world)
     closed = next(line for line in world.history if "movements" in line)
     assert closed["movements"]["counted"] == 2  # of before the order
     assert closed["quarantined"] == []
