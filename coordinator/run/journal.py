@@ -112,8 +112,8 @@ class Journal:
             if terms.get(name) != was:
                 raise RunError(
                     f"round {content['round']} is open with {name} {was}, but the settings say "
-                    f"{terms.get(name)}; restore the old value until the round closes, or roll back. "
-                    "tessera-coordinator set changes it from the next round on"
+                    f"{terms.get(name)}; restore the old value until the round closes, or roll "
+                    "back. tessera-coordinator set changes it from the next round on"
                 )
 
     def clear(self) -> None:
