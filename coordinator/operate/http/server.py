@@ -30,6 +30,7 @@ REQUEST_S = 15.0
 """Seconds from a connection's start, or the end of an answer, to a whole request."""
 MAX_HEAD_BYTES = 16_384
 STOP_S = 5.0
+TICK_S = 1.0
 RENEWAL_S = 60.0
 """Seconds between two looks at the certificate's file."""
 
@@ -74,6 +75,20 @@ class BoundedProtocol(H11Protocol):
             self._due = None
 
 
+class QuietServer(uvicorn.Server):
+    """A server that wakes once a second for its date, and at once to stop."""
+
+    def __init__(self, config: uvicorn.Config) -> None:
+        super().__init__(config)
+        self.stopping = asyncio.Event()
+
+    async def main_loop(self) -> None:
+        """Go on until it stops."""
+        while not await self.on_tick(0):
+            with suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.stopping.wait(), TICK_S)
+
+
 class HttpServer:
     """Serves an app on a socket, from `start` to `close`."""
 
@@ -105,7 +120,7 @@ class HttpServer:
         config.load()
         if self._context is not None:
             config.ssl = self._context.context
-        self._server = uvicorn.Server(config)
+        self._server = QuietServer(config)
         self._started = threading.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
         self._thread = threading.Thread(target=self._run, name="http", daemon=True)
@@ -120,9 +135,13 @@ class HttpServer:
         self._server.should_exit = True
         if self._loop is not None:
             with suppress(RuntimeError):  # it has ended
-                self._loop.call_soon_threadsafe(self._ending)
+                self._loop.call_soon_threadsafe(self._end)
         self._thread.join(STOP_S)
         self._socket.close()
+
+    def _end(self) -> None:
+        self._ending()
+        self._server.stopping.set()
 
     def _run(self) -> None:
         try:
