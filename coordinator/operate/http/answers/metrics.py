@@ -72,7 +72,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tessera_state", "1 for the state that the run is in.", ("task", "state")),
     ("tessera_waiting", "1 while the run waits for something.", ("task",)),
     ("tessera_round", "The present round.", ("task",)),
-    ("tessera_committed_round", "The last round that was committed.", ("task",)),
+    ("tessera_committed_rounds", "Rounds that were committed.", ("task",)),
     ("tessera_planned_rounds", "Rounds that were asked for.", ("task",)),
     ("tessera_round_seconds", "Duration of the last round.", ("task",)),
     ("tessera_round_end_timestamp_seconds", "End of the last round, in Unix time.", ("task",)),
@@ -129,11 +129,12 @@ def _add_run(families: dict[str, Family], run: ViewedRun) -> None:
         add("tessera_state", status["state"] == state, state)
     add("tessera_waiting", status["waits_for"] is not None)
     add("tessera_round", status["round"])
-    add("tessera_committed_round", status["committed"])
+    add("tessera_committed_rounds", status["committed"])
     add("tessera_planned_rounds", status["rounds"])
-    if last := view.rounds(max(0, status["committed"] - 1)):
-        add("tessera_round_seconds", last[-1]["seconds"])
-        add("tessera_round_end_timestamp_seconds", last[-1]["time"])
+    recent = [row for row in view.rounds(max(0, status["round"] - 2)) if row["event"] is None]
+    if recent:
+        add("tessera_round_seconds", recent[-1]["seconds"])
+        add("tessera_round_end_timestamp_seconds", recent[-1]["time"])
     for state, number in status["devices"].items():
         add("tessera_devices", number, state)
     for level, number in status["levels"].items():
