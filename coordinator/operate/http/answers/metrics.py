@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from coordinator.operate.http.answers.shapes import STATES
 from coordinator.operate.http.viewed import ViewedRun, ViewedRuns
 
-Family = GaugeMetricFamily | CounterMetricFamily
+RunMetric = GaugeMetricFamily | CounterMetricFamily
 Own = Callable[[], dict[str, float]]
 """The server's own numbers: `sessions`, `streams`, `failures`."""
 
@@ -107,17 +107,17 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def _families() -> dict[str, Family]:
-    gauges: dict[str, Family] = {
+def _families() -> dict[str, RunMetric]:
+    gauges: dict[str, RunMetric] = {
         name: GaugeMetricFamily(name, says, labels=labels) for name, says, labels in _GAUGES
     }
-    counters: dict[str, Family] = {
+    counters: dict[str, RunMetric] = {
         name: CounterMetricFamily(name, says, labels=labels) for name, says, labels in _COUNTERS
     }
     return gauges | counters
 
 
-def _add_run(families: dict[str, Family], run: ViewedRun) -> None:
+def _add_run(families: dict[str, RunMetric], run: ViewedRun) -> None:
     view, task = run.overview, run.task
     status = view.status()
 
@@ -162,7 +162,7 @@ def _accuracies(status: dict[str, Any]) -> dict[str, float | None]:
     return {"1": status["accuracy"], **found}
 
 
-def _add_devices(families: dict[str, Family], run: ViewedRun) -> None:
+def _add_devices(families: dict[str, RunMetric], run: ViewedRun) -> None:
     for row in run.overview.devices():
         labels = [run.task, str(row["device"])]
         for name, value in (
