@@ -93,7 +93,7 @@ def test_request_that_never_ends_is_cut_off(
     monkeypatch.setattr(server, "REQUEST_S", 0.2)
     with staged_page(tmp_path) as page:
         head = b"POST /api/v1/session HTTP/1.1\r\nHost: localhost\r\nContent-Length: 9\r\n"
-            head += b"Content-Type: application/json\r\n"
+        head += b"Content-Type: application/json\r\n"
         for part in (b"", b"GET / HT", head, head + b"Origin: http://localhost\r\n\r\n{"):
             with socket.create_connection(("127.0.0.1", page.port)) as raw:
                 raw.settimeout(60)
