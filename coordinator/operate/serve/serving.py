@@ -259,7 +259,6 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
-        stack.callback(requests.close)
         overview = overview_for(run, machine)
         keep_facts(run.folder, overview.facts)
         commands = {
