@@ -295,8 +295,8 @@ def staged_commands(done: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
         return command
 
-    names = ("pause", "resume", "stop", "rounds.add", "set")
-    names += ("quarantine.add", "quarantine.allow", "forget")
+    names = ["pause", "resume", "stop", "rounds.add", "set"]
+    names += ["quarantine.add", "quarantine.allow", "forget"]
     audit = [{"time": 1.0, "by": "anna at ::1", "what": "pause", "details": {}}]
     return {name: noting(name) for name in names} | {"audit": lambda since: audit}
 

@@ -7,6 +7,7 @@ import json
 import re
 import shutil
 import signal
+import subprocess
 import sys
 import urllib.parse
 import urllib.request
@@ -22,10 +23,11 @@ from coordinator.operate.broker.embedded import available
 from coordinator.operate.http.access.tokens import Role, token_path
 from edge_sdk.program.processes import ChildProcess, Children
 from tests.described_api import check_answer, check_document, operation
+from tests.integration.test_docs import ROOT, blocks_of
 from tests.waiting import HANGS_S, free_port, until
 
 PROGRAMS = Path(sys.executable).parent
-OPERATE = Path(__file__).resolve().parents[2] / "examples/operate"
+OPERATE = ROOT / "examples/operate"
 
 TASK_FILE = """\
 import torch
@@ -41,7 +43,7 @@ def make_task():
 """
 RUN_FILE = """\
 [task]
-name = "tiny"
+name = "digits"
 source = "task.py:make_task"
 evaluation = "test.npz"
 [run]
@@ -56,7 +58,7 @@ enabled = false
 [http]
 device_metrics = true
 """
-RUN = "/api/v1/runs/tiny"
+RUN = "/api/v1/runs/digits"
 
 pytestmark = [
     pytest.mark.skipif(
@@ -87,7 +89,7 @@ class ServedPrograms:
         self.port = int(found[1])
         broker = (folder / "run/broker.toml").read_text()
         for name in ("kitchen", "porch"):
-            text = f'task = "tiny"\nname = "{name}"\ndata = "own.npz"\nstate_dir = "{name}"\n'
+            text = f'task = "digits"\nname = "{name}"\ndata = "own.npz"\nstate_dir = "{name}"\n'
             (folder / f"{name}.toml").write_text(f"{text}{broker}")
             self._start(name, "tessera-device", "run", f"{name}.toml")
 
@@ -139,7 +141,7 @@ def check_answers(served: ServedPrograms) -> None:
     reading = [path for path, methods in document["paths"].items() if "get" in methods]
     asked = set()
     for pattern in reading:
-        path = pattern.format(task="tiny", device="kitchen") if "{" in pattern else pattern
+        path = pattern.format(task="digits", device="kitchen") if "{" in pattern else pattern
         if path.endswith("/events"):
             continue
         status, kind, content = served.ask("GET", path)
@@ -177,6 +179,21 @@ def open_stream(served: ServedPrograms) -> Iterator[http.client.HTTPResponse]:
     with connection.getresponse() as answer:
         yield answer
     connection.close()
+
+
+def type_what_the_document_says(served: ServedPrograms) -> None:
+    document = "docs/api-http.md"
+    typed = [each for each in blocks_of((ROOT / document).read_text(), document) if each.terminal]
+    assert len(typed) >= 4
+    for block in typed:
+        text = block.text.replace("localhost:8080", f"localhost:{served.port}")
+        line = ["bash", "-e", "-u", "-c", text]
+        done = subprocess.run(
+            line, cwd=served.folder, capture_output=True, text=True, timeout=HANGS_S
+        )
+        assert done.returncode == 0, f"{block.place}: {done.stderr}"
+        assert done.stdout.strip(), block.place
+        assert "Traceback" not in served.log
 
 
 class Monitor:
@@ -235,7 +252,7 @@ def dashboard_expressions() -> list[str]:
     """All expressions of the dashboard, with its variables as Grafana would fill them in."""
     board = json.loads((OPERATE / "grafana.json").read_text())
     found = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
-    values = {"$__rate_interval": "1m", "$task": "tiny", "$job": "tessera"}
+    values = {"$__rate_interval": "1m", "$task": "digits", "$job": "tessera"}
     for name, value in values.items():
         found = [each.replace(name, value) for each in found]
     assert not [each for each in found if "$" in each]
@@ -246,6 +263,7 @@ def test_served_run_as_scripts_and_prometheus_see_it(served: ServedPrograms) -> 
     until(lambda: len(served.get(f"{RUN}/rounds")) >= 2, lambda: served.log)
     assert served.get("/readyz") == {"ok": True}
     check_answers(served)
+    type_what_the_document_says(served)
     with Children() as children:
         monitor = Monitor(served, children)
         until(lambda: monitor.has("rate(tessera_round[1m]) > 0"), every_s=0.1)
