@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import add_command as add_forget_command
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
+from coordinator.operate.control.steering import add_commands as add_steering_commands
 from coordinator.operate.http.commands import add_command as add_page_command
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
@@ -71,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run_commands(commands)
     add_forget_command(commands)
     add_quarantine_commands(commands)
+    add_steering_commands(commands)
     add_upkeep_commands(commands)
     add_join_commands(commands)
     add_page_command(commands)
@@ -154,7 +156,8 @@ def _add_serve(commands: Any) -> None:
             "coordinator resumes where it stopped."
         ),
         epilog=(
-            "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
+            "exit codes: 0 the run is complete, or tessera-coordinator stop ended it; "
+            "1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
             "3 another coordinator has the task, or takes it over; "
             "130 stopped by Ctrl-C; 143 stopped by SIGTERM. "
@@ -226,7 +229,7 @@ def _add_run_commands(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
-    from coordinator.operate.serve.serving import serve
+    from coordinator.operate.serve.serving import ServeEnd, serve
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import RunError, read_history
     from coordinator.service.outgoing.fence import FencedError
@@ -256,6 +259,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 1
     if complete and (terms := str(run_terms(read_history(config.run.folder)))):
         print(f"all rounds: {terms}")
+    if complete is ServeEnd.ORDERED:
+        again = f"tessera-coordinator serve --config {arguments.config}"
+        print(f"stopped, as asked; to go on: {again}", flush=True)
+        return 0
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
 
@@ -303,6 +310,7 @@ def _broker(arguments: argparse.Namespace) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
+    from coordinator.run.steering.audit import order_words
 
     entries = list(read_history(arguments.folder))
     for entry in entries:
@@ -315,6 +323,8 @@ def _history(arguments: argparse.Namespace) -> int:
                 f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, "
                 f"{gone['time']}): {gone['blocks']} blocks in memory"
             )
+        elif order := entry.get("steered"):
+            print(f"{order_words(order['what'], order['details'])} ({order['by']})")
         else:
             print(_history_line(entry))
     if not arguments.json and (terms := str(run_terms(entries))):

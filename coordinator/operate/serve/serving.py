@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
+from enum import Enum
 from functools import partial
 from typing import TYPE_CHECKING, TextIO
 
@@ -32,6 +33,7 @@ from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.control.steering import back_command, change_report, steering_commands
 from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
@@ -46,6 +48,8 @@ from coordinator.operate.taskfile import (
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
+from coordinator.run.steering.orders import Steering
+from coordinator.run.steering.settings import values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.overview.facts import keep_facts
@@ -80,6 +84,17 @@ NO_TLS = (
 )
 
 Say = Callable[[str], None]
+
+
+class ServeEnd(Enum):
+    """The way in which serving a run ended; true only if the run is complete."""
+
+    COMPLETE = "complete"
+    ORDERED = "an operator asked for it (tessera-coordinator stop)"
+    STOPPED = "the process was asked to end"
+
+    def __bool__(self) -> bool:
+        return self is ServeEnd.COMPLETE
 
 
 def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
@@ -212,8 +227,8 @@ def serve(
     *,
     qr: bool = False,
     take_over: bool = False,
-) -> bool:
-    """Run the coordinator until the run is complete (True) or a stop is requested (False).
+) -> ServeEnd:
+    """Run the coordinator until the run is complete, or a stop is requested.
 
     `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`. `qr`: draw the line
     for devices, too. `take_over`: stop another coordinator of the task, if there is one. Raises
@@ -239,8 +254,11 @@ def serve(
         opener = partial(open_link, settings)
         epoch = take_charge(run, opener, take_over=take_over, stop=stop)
         if epoch is None or stop.is_set():
-            return False
+            return ServeEnd.STOPPED
         machine = config.machine(run.plan)
+        steering = Steering(run)
+        steering.begin(values_of(machine))
+        changed = changed_machine(machine, run, steering)
         check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
         levels, batch = machine.levels, machine.batch_size
@@ -256,14 +274,18 @@ def serve(
         board = None
         if config.run.tensorboard is not None:
             board = stack.enter_context(TensorBoardSink(config.run.tensorboard))
-        for line in start_report(config, run, service_config, settings, facts):
+        shown = replace(service_config, machine=changed)
+        for line in start_report(config, run, shown, settings, facts):
+            say(line)
+        for line in change_report(run.folder, steering.steered):
             say(line)
         requests: Requests[Service] = Requests()
-        overview = overview_for(run, machine)
+        overview = overview_for(run, changed)
         keep_facts(run.folder, overview.facts)
         commands = {
             **forget_commands(requests),
             **quarantine_commands(requests),
+            **steering_commands(requests, run.folder),
             **overview_commands(overview),
         }
         runs = ServedRuns()
@@ -277,7 +299,7 @@ def serve(
             say(line)
         for line in () if page is None else page.report(links=not is_journal(sys.stdout)):
             say(line)
-        say(f"waits for  {machine.min_devices} devices")
+        say(f"waits for  {changed.min_devices} devices")
         watchdog = watchdog or Watchdog()
         runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
         service = Service(
@@ -290,14 +312,37 @@ def serve(
             watchdog=watchdog,
             requests=requests,
             epoch=epoch,
+            steering=steering,
             overview=overview,
         )
         try:
             service.serve(stop)
-            return service.finished
+            if service.finished:
+                return ServeEnd.COMPLETE
+            return ServeEnd.ORDERED if service.helm.stops else ServeEnd.STOPPED
         finally:
             service.close()
             keep_facts(run.folder, overview.facts)
+
+
+def changed_machine(
+    machine: RoundsConfig | FragmentsConfig, run: Run, steering: Steering
+) -> RoundsConfig | FragmentsConfig:
+    """Return the settings with what operators changed. Raises `ConfigError`, with the way back."""
+    settings = steering.steered.settings
+    try:
+        if isinstance(machine, RoundsConfig):
+            return with_settings(machine, settings)
+        return with_settings(machine, settings)
+    except ConfigError as error:
+        ways = "; or ".join(
+            back_command(run.folder, name, steering.steered.file.get(name))
+            for name in steering.steered.changes
+        )
+        raise ConfigError(
+            f"settings that were changed while the run was served do not fit run.toml: {error}. "
+            f"Go back with {ways}"
+        ) from error
 
 
 @contextmanager
