@@ -297,7 +297,9 @@ def staged_commands(done: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
     names = ["pause", "resume", "stop", "rounds.add", "set"]
     names += ["quarantine.add", "quarantine.allow", "forget"]
-    audit = [{"time": 1.0, "by": "anna at ::1", "what": "pause", "details": {}}]
+    audit = [
+        {"number": 1, "id": "a", "time": 1.0, "by": "anna at ::1", "what": "pause", "details": {}}
+    ]
     return {name: noting(name) for name in names} | {"audit": lambda since: audit}
 
 

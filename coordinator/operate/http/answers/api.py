@@ -197,7 +197,7 @@ class Api:
                 "Changes by people.",
                 self._audit,
                 list_of("Audit"),
-                Parameter("since", "Unix time in seconds; only later changes are listed."),
+                Parameter("since", "Number of the newest entry that is known; 0: everything."),
             ),
             Endpoint(
                 method="GET",

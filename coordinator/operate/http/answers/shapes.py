@@ -233,7 +233,15 @@ SHAPES: dict[str, Shape] = {
         devices=_map(_text),
         legend=_map(_text, "Words for every character."),
     ),
-    "Audit": _object("A change by somebody.", time=_time, by=_text, what=_text, details={}),
+    "Audit": _object(
+        "A change by somebody.",
+        number=_is("integer", "Its place in the audit, from 1.", minimum=1),
+        id=_text,
+        time=_time,
+        by=_text,
+        what=_text,
+        details=_is("object", "The command's arguments, and values from before."),
+    ),
     "Session": _object(
         "Somebody who has signed in.",
         role=_is("string", enum=["read", "operate"]),
