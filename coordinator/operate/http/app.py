@@ -33,6 +33,8 @@ log = logging.getLogger(__name__)
 
 PACK_BYTES = 1_024
 """Answers of this size and above are compressed."""
+ENDED = ("finished", "stopped")
+"""States of a run that needs no broker any more."""
 FRESH_S = 1.0
 """Seconds for which an answer about health is given again: it is open to all."""
 
@@ -137,6 +139,8 @@ class App:
     def _hindrance(self) -> str:
         for run in self._runs.all():
             status = run.overview.status()
+            if status["state"] in ENDED:
+                continue
             if status["state"] == "starting":
                 return "a run is starting"
             if not status["broker_connected"]:

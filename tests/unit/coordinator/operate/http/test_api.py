@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from coordinator.operate.http import app
 from coordinator.operate.http.answers.calls import MAX_WAITING, to_json
 from coordinator.operate.http.answers.rows import arrange
 from coordinator.operate.http.answers.shapes import DEVICE_KEYS
@@ -221,10 +222,16 @@ def test_large_answer_is_compressed_on_request(page: StagedPage) -> None:
     assert reply.content[:2] == b"\x1f\x8b"
 
 
-def test_process_without_its_loop_or_broker_is_not_well(page: StagedPage, tmp_path: Path) -> None:
+def test_process_without_its_loop_or_broker_is_not_well(
+    page: StagedPage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "FRESH_S", 0.0)
     silent = ServedRun("hidden", tmp_path, StagedView(), {}, lambda: 1e6)
     lost = ServedRun("hidden", tmp_path, StagedView(state={"broker_connected": False}), {})
+    over = StagedView(state={"broker_connected": False, "state": "finished"})
+    page.runs.add(ServedRun("over", tmp_path, over, {}))
     for path, run in (("/healthz", silent), ("/readyz", lost)):
+        assert page.ask("GET", path, role=None).status == 200
         page.runs.add(run)
         reply = page.ask("GET", path, role=None)
         page.runs.remove(run.task)
