@@ -9,6 +9,7 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
+from setuptools import Distribution
 
 import edge_sdk
 
@@ -50,6 +51,9 @@ def test_base_install_is_what_a_device_needs() -> None:
                 "matplotlib",
                 "scikit-learn",
                 "xxhash",
+                "starlette",
+                "uvicorn",
+                "prometheus-client",
             },
         ),
     ],
@@ -80,3 +84,16 @@ def test_device_info_names_what_is_installed() -> None:
     result = subprocess.run([program, "info"], capture_output=True, text=True, check=True)
     assert re.search(r"^numpy +\d", result.stdout, re.MULTILINE)
     assert re.search(r"^memory_mb +\d", result.stdout, re.MULTILINE)
+
+
+def test_wheel_has_every_file_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    distribution = Distribution({"name": "tessera-fl"})
+    distribution.parse_config_files()
+    command = distribution.get_command_obj("build_py")
+    command.ensure_finalized()
+    command.manifest_files = {}  # of an sdist, which is not made here
+    folder = Path("coordinator/operate/http")
+    shipped = command.find_data_files("coordinator.operate.http", str(folder))
+    files = {str(path) for path in (folder / "page").rglob("*") if path.is_file()}
+    assert files <= set(shipped)

@@ -35,8 +35,10 @@ from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.steering import back_command, change_report, steering_commands
+from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
+from coordinator.operate.serve.runs import ServedRun, ServedRuns
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -348,12 +350,20 @@ def serve(
             **steering_commands(requests, run.folder),
             **overview_commands(overview),
         }
+        runs = ServedRuns()
+        page = stack.enter_context(open_http(config.http, runs, run.folder))
+        if page is not None:
+            commands |= page.commands()
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
             say(line)
+        for line in () if page is None else page.report(links=not is_journal(sys.stdout)):
+            say(line)
         say(f"waits for  {changed.min_devices} devices")
+        watchdog = watchdog or Watchdog()
+        runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
         service = Service(
             run,
             service_config,
