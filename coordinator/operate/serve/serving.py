@@ -79,7 +79,7 @@ NO_TLS = (
 Say = Callable[[str], None]
 
 
-class Site(Protocol):
+class RunSite(Protocol):
     """Things that runs of one process may share: the broker, the way in for devices."""
 
     def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
@@ -103,23 +103,23 @@ class OwnSite:
     """The site of a run that has its process to itself."""
 
     def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
-        """See `Site`."""
+        """See `RunSite`."""
         return nullcontext(stop)
 
     def reach(
         self, config: ServeConfig
     ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
-        """See `Site`."""
+        """See `RunSite`."""
         return reach_broker(config, config.run.folder)
 
     def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
-        """See `Site`."""
+        """See `RunSite`."""
         return try_broker(settings, stop)
 
     def join(
         self, config: ServeConfig, run: Path, entrance: Entrance
     ) -> AbstractContextManager[Joining]:
-        """See `Site`."""
+        """See `RunSite`."""
         from coordinator.operate.joining.opening import open_joining
 
         return open_joining(config, run, entrance)
@@ -262,7 +262,7 @@ def serve(
     *,
     qr: bool = False,
     take_over: bool = False,
-    site: Site | None = None,
+    site: RunSite | None = None,
 ) -> bool:
     """Run the coordinator until the run is complete (True) or a stop is requested (False).
 
@@ -341,7 +341,7 @@ def serve(
 
 @contextmanager
 def _join(
-    site: Site,
+    site: RunSite,
     config: ServeConfig,
     run: Run,
     entrance: Entrance | None,

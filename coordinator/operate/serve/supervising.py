@@ -205,18 +205,18 @@ class SharedSite:
 
     @contextmanager
     def preparing(self, stop: threading.Event) -> Iterator[None]:
-        """See `Site`: a few at a time, so that runs which train are not held up."""
+        """See `RunSite`: a few at a time, so that runs which train are not held up."""
         with _held(self._rooms, stop):
             yield
 
     def reach(
         self, config: ServeConfig
     ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
-        """See `Site`."""
+        """See `RunSite`."""
         return nullcontext((self._broker or config.broker, self._entrance))
 
     def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
-        """See `Site`: one run tries the broker for all."""
+        """See `RunSite`: one run tries the broker for all."""
         with _held(self._probing, stop):
             if self._facts is None:
                 self._facts = try_broker(settings, stop)
@@ -229,7 +229,7 @@ class SharedSite:
         run: Path,  # noqa: ARG002
         entrance: Entrance,  # noqa: ARG002
     ) -> Iterator[Joining]:
-        """See `Site`: by the codes of the process."""
+        """See `RunSite`: by the codes of the process."""
         from coordinator.operate.joining.opening import Joining
 
         assert self._book is not None  # noqa: S101  there is one with an entrance

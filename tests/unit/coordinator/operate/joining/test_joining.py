@@ -228,7 +228,7 @@ def test_unknown_code_and_wrong_secret_are_refused_alike(site: Site) -> None:
 def test_code_of_another_task_is_refused(site: Site) -> None:
     entry = site.code()
     other = replace(entry, code=replace(entry.code, task="letters"))
-    with pytest.raises(JoinError, match="refuses: this coordinator serves the task 'digits'"):
+    with pytest.raises(JoinError, match="refuses: this code is for 'digits', not for"):
         site.join(other)
 
 
