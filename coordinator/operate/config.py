@@ -28,6 +28,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
+from coordinator.service.admission.demands import Demands
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.graphs.child import locate
@@ -320,6 +321,12 @@ class BrokerTable(BrokerSettings):
     8885 …, which a run then keeps. (`port` is then for programs on this machine.)"""
     probe: bool = True
     """Test the broker at the start."""
+    status_topics: bool = False
+    """Tell MQTT dashboards the state of the run and its devices: retained JSON on `view/status` and
+    `view/fleet`, for viewers (docs/operate.md). Off, because a broker with rules of your own may
+    let every device read it."""
+    status_s: Annotated[float, Within(least=1)] = 5.0
+    """Least seconds between two such messages."""
 
     def __post_init__(self) -> None:
         if not self.embedded:
@@ -358,6 +365,12 @@ class JoinTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesTable(Demands):
+    """Who may take part; without a key, everybody. A device that does not fit is told why, and
+    `status` shows it as barred (docs/operate.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Settings of a coordinator, checked. Made by `read_config`."""
 
@@ -372,6 +385,7 @@ class ServeConfig:
     format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
     join: JoinTable = field(default_factory=JoinTable)
+    devices: DevicesTable = field(default_factory=DevicesTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder to which sources are relative."""
 

@@ -42,7 +42,7 @@ from coordinator.operate.identity.index import (
 )
 from edge_sdk.program.files import lock_file, make_folder, remove_leftovers
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, check_device, check_name
+from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, VIEWER, check_device, check_name
 
 CA, CA_KEY, CRL, INDEX, LOCK = "ca.pem", "ca.key", "crl.pem", "index.json", "lock"
 VALID, LISTED = "valid", "listed"
@@ -99,6 +99,18 @@ def coordinator_name(text: str) -> str:
     name = f"{COORDINATOR}-{text}" if text else COORDINATOR
     try:
         check_name(name, "coordinator")
+    except MessageError as error:
+        raise IdentityError(str(error)) from error
+    if len(name) > MAX_NAME:
+        raise IdentityError(f"{name!r} is too long for a certificate: use at most {MAX_NAME}")
+    return name
+
+
+def viewer_name(text: str) -> str:
+    """Return a viewer's name: `viewer`, or `viewer-<text>`. Raises IdentityError."""
+    name = f"{VIEWER}-{text}" if text else VIEWER
+    try:
+        check_name(name, "viewer")
     except MessageError as error:
         raise IdentityError(str(error)) from error
     if len(name) > MAX_NAME:

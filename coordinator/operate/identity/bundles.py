@@ -57,6 +57,11 @@ def coordinator_bundle(
     return {"broker.toml": File(text.encode()), **_identity(authority, pair)}
 
 
+def viewer_bundle(authority: Authority, pair: tuple[Issued, Issued]) -> dict[str, File]:
+    """Return a viewer's files: its certificate and key, and the authority's certificate."""
+    return {CA: File(authority.pem), **pair[0].files()}
+
+
 def broker_table(pair: tuple[Issued, Issued], broker: BrokerPlace, prefix: str = "") -> str:
     """Return the `[broker]` table of a configuration; `prefix` precedes file names."""
     control, bulk = (each.name for each in pair)

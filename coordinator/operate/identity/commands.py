@@ -72,7 +72,7 @@ def _add_authority(commands: Any) -> None:
 def _add_enroll(commands: Any) -> None:
     enroll = commands.add_parser(
         "enroll",
-        help="issue certificates and a ready bundle for a device or a coordinator",
+        help="issue certificates and a ready bundle for a device, a coordinator or a viewer",
         description=(
             "Issues two certificates, one for each connection (<name> and <name>-bulk), and puts\n"
             "them with their keys and a configuration into a bundle, <device>.tar.gz. Bring it to\n"
@@ -87,7 +87,8 @@ def _add_enroll(commands: Any) -> None:
             "  tessera-coordinator enroll robot --task digits --task weather    best task first\n"
             "  tessera-coordinator enroll robot --renew       before its certificates expire\n"
             "  tessera-coordinator enroll --coordinator       for run.toml\n"
-            "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu"
+            "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu\n"
+            "  tessera-coordinator enroll --viewer grafana    a dashboard that reads view/#"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -99,6 +100,14 @@ def _add_enroll(commands: Any) -> None:
         const="",
         metavar="NAME",
         help="enroll the coordinator instead; if there are several, give each a name",
+    )
+    who.add_argument(
+        "--viewer",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="enroll a dashboard, which may read what runs tell dashboards and nothing else "
+        "(status_topics in run.toml)",
     )
     _add_folder(enroll)
     enroll.add_argument(
@@ -304,12 +313,26 @@ def _authority(arguments: argparse.Namespace) -> int:
 
 def _enroll(arguments: argparse.Namespace) -> int:
     from coordinator.operate.identity.access import write_rules
-    from coordinator.operate.identity.authority import Authority, coordinator_name, device_name
-    from coordinator.operate.identity.bundles import coordinator_bundle, device_bundle
+    from coordinator.operate.identity.authority import (
+        Authority,
+        coordinator_name,
+        device_name,
+        viewer_name,
+    )
+    from coordinator.operate.identity.bundles import (
+        coordinator_bundle,
+        device_bundle,
+        viewer_bundle,
+    )
     from coordinator.operate.identity.files import check_free, folder_in, write_bundle
 
-    is_device = arguments.coordinator is None
-    name = device_name(arguments.device) if is_device else coordinator_name(arguments.coordinator)
+    is_device = arguments.device is not None
+    if is_device:
+        name = device_name(arguments.device)
+    elif arguments.viewer is not None:
+        name = viewer_name(arguments.viewer)
+    else:
+        name = coordinator_name(arguments.coordinator)
     out = arguments.out or Path(f"{name}.tar.gz" if is_device else f"{name}-identity")
     check_free(out)
     tasks = _checked_tasks(arguments.task)
@@ -319,6 +342,8 @@ def _enroll(arguments: argparse.Namespace) -> int:
         pair = authority.enroll(name, days=arguments.days, renew=arguments.renew, tasks=tasks)
         if is_device:
             files = device_bundle(authority, pair, broker, tasks or ())
+        elif arguments.viewer is not None:
+            files = viewer_bundle(authority, pair)
         else:
             files = coordinator_bundle(authority, pair, broker, folder_in(out))
         try:
@@ -337,7 +362,12 @@ def _enroll(arguments: argparse.Namespace) -> int:
         print(f"It may take part in {_say_tasks(allowed)}.")
         if allowed is None:
             print(f"To narrow that: tessera-coordinator grant {name} --task NAME --only")
-    steps = _device_steps(folder_in(out), tasks) if is_device else _own_steps(name, out)
+    if is_device:
+        steps = _device_steps(folder_in(out), tasks)
+    elif arguments.viewer is not None:
+        steps = _viewer_steps(name, out, broker, tasks)
+    else:
+        steps = _own_steps(name, out)
     for line in steps:
         print(line)
     return 0 if _tell_brokers(written) else 1
@@ -421,6 +451,18 @@ def _device_steps(folder: str, tasks: AllowedTasks) -> Iterator[str]:
     yield "Unpack it on the device, then"
     yield f"  {folder}/device.toml    fill in {'' if tasks else 'task and '}data, and run"
     yield f"  tessera-device run --config {folder}/device.toml"
+
+
+def _viewer_steps(
+    name: str, out: Path, broker: BrokerPlace, tasks: tuple[str, ...] | None
+) -> Iterator[str]:
+    yield "Give its files to the dashboard. It may read, once the broker has read its rules:"
+    for task in tasks or ("+",):
+        yield (
+            f"  mosquitto_sub -h {broker.host} -p {broker.port} -i {name} "
+            f"--cafile {out / 'ca.pem'} --cert {out / name}.pem --key {out / name}.key "
+            f"-t 'tessera/v1/{task}/view/#'"
+        )
 
 
 def _own_steps(name: str, out: Path) -> Iterator[str]:

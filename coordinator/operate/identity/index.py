@@ -16,7 +16,7 @@ from typing import Any, Literal
 from coordinator.checksums import open_versioned, seal_json
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.files import File, write_file
-from edge_sdk.protocol.messages.topics import COORDINATOR
+from edge_sdk.protocol.messages.topics import COORDINATOR, VIEWER, is_named
 
 VERSION = 3
 _UNCHECKED = 2
@@ -48,7 +48,17 @@ class Enrolment:
     @property
     def is_coordinator(self) -> bool:
         """True if it grants a coordinator's rights."""
-        return self.name == COORDINATOR or self.name.startswith(COORDINATOR + "-")
+        return is_named(self.name, COORDINATOR)
+
+    @property
+    def is_viewer(self) -> bool:
+        """True if it grants a viewer's rights: to read what runs tell dashboards."""
+        return is_named(self.name, VIEWER)
+
+    @property
+    def is_device(self) -> bool:
+        """True if it is that of a device."""
+        return not (self.is_coordinator or self.is_viewer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +91,12 @@ class EnrolmentIndex:
     def allowed(self, now: datetime) -> dict[str, AllowedTasks]:
         """Return the tasks of every device with a valid certificate, by name."""
         valid = (each for each in self.enrolments if each.standing(now) == "valid")
-        return {each.name: each.tasks for each in valid if not each.is_coordinator}
+        return {each.name: each.tasks for each in valid if each.is_device}
+
+    def viewers(self, now: datetime) -> dict[str, AllowedTasks]:
+        """Return the tasks of every viewer with a valid certificate, by name."""
+        valid = (each for each in self.enrolments if each.standing(now) == "valid")
+        return {each.name: each.tasks for each in valid if each.is_viewer}
 
     def leaving(self, now: datetime) -> dict[str, AllowedTasks]:
         """Return the tasks of devices that were revoked, whose connections may still stand."""
@@ -92,7 +107,7 @@ class EnrolmentIndex:
             if each.standing(now) == "revoked"
             and now < each.until
             and each.name not in here
-            and not each.is_coordinator
+            and each.is_device
         }
 
     @property

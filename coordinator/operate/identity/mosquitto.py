@@ -61,9 +61,11 @@ def rules_file(authority: Authority, *, by_task: bool) -> File:
     index, now = authority.index, authority.now
     coordinators = {each.name for each in index.enrolments if each.is_coordinator}
     names = sorted({COORDINATOR, *coordinators})
+    viewers = viewer_rules(index.viewers(now))
     if not by_task:
-        return File(open_rules(names).encode())
-    return File(access_rules(names, index.allowed(now), index.leaving(now)).encode())
+        return File((open_rules(names) + viewers).encode())
+    rules = access_rules(names, index.allowed(now), index.leaving(now))
+    return File((rules + viewers).encode())
 
 
 def tls_listener(hosts: list[str], port: int, at: Path) -> list[str]:
@@ -130,6 +132,19 @@ def open_rules(coordinators: Iterable[str]) -> str:
         f"pattern write {ROOT}/+/up/%u/#",
         f"pattern readwrite {ROOT}/+/presence/%u",
     ]
+    return "\n".join(lines) + "\n"
+
+
+def viewer_rules(viewers: Mapping[str, AllowedTasks]) -> str:
+    """Return the rules of those who may read what runs tell dashboards; empty without any."""
+    if not viewers:
+        return ""
+    lines = ["", "# Viewers: what their runs tell dashboards."]
+    for name, tasks in sorted(viewers.items()):
+        lines.append(f"user {name}")
+        lines += [
+            f"topic read {ROOT}/{task}/view/#" for task in (ANY_TASK if tasks is None else tasks)
+        ]
     return "\n".join(lines) + "\n"
 
 
