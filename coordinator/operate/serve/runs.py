@@ -6,43 +6,14 @@ Any thread may read and change them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol
 
 from coordinator.errors import ConfigError
+from coordinator.operate.http.viewed import RunView
 from edge_sdk.program.control import ControlCommand
 from edge_sdk.program.settings.reader import nearest
-
-
-class RunView(Protocol):
-    """Answers about a run from any thread, without waiting for the loop that serves it."""
-
-    @property
-    def sequence(self) -> int:
-        """Number that grows with every change."""
-
-    def status(self) -> dict[str, Any]:
-        """State of the run and its totals."""
-
-    def devices(self, since: int = 0) -> list[dict[str, Any]]:
-        """Rows of the devices that changed after sequence `since`; 0: of all."""
-
-    def device(self, name: str) -> dict[str, Any]:
-        """Row of a device, with its last rounds. Raises `ConfigError` for an unknown name."""
-
-    def rounds(self, since: int = 0) -> list[dict[str, Any]]:
-        """Rounds above `since`."""
-
-    def blocks(self) -> dict[str, Any]:
-        """Map of the model's blocks."""
-
-    def strip(self, rounds: int = 60) -> dict[str, Any]:
-        """One character per device and round, for the last `rounds`."""
-
-    def wait(self, sequence: int, timeout_s: float) -> int:
-        """Block until `sequence` is exceeded or time is up; return the present one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +25,8 @@ class ServedRun:
     overview: RunView
     commands: Mapping[str, ControlCommand]
     """The commands of its control socket, by name."""
+    silent_s: Callable[[], float] = lambda: 0.0
+    """Seconds since its loop last gave a sign of life."""
 
 
 class ServedRuns:
@@ -87,6 +60,12 @@ class ServedRuns:
                     "give one of the two another task.name"
                 )
             self._runs[run.task] = run
+
+    def retire(self, task: str) -> None:
+        """Note that a run is served no more: it can still be looked at, but not changed."""
+        with self._lock:
+            if (run := self._runs.get(task)) is not None:
+                self._runs[task] = replace(run, commands={}, silent_s=lambda: 0.0)
 
     def remove(self, task: str) -> None:
         """Forget a run that is served no more; does nothing if there is none."""

@@ -33,8 +33,10 @@ from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
+from coordinator.operate.serve.runs import ServedRun, ServedRuns
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -63,6 +65,7 @@ from edge_sdk.transport.probe import BrokerFacts, probe_broker
 from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
 
 if TYPE_CHECKING:
+    from coordinator.operate.http.opening import OpenPage
     from coordinator.operate.joining.opening import Entrance, EntranceConfig, Joining
 
 log = logging.getLogger(__name__)
@@ -101,9 +104,27 @@ class RunSite(Protocol):
     ) -> AbstractContextManager[Joining]:
         """Let devices join the run in this folder."""
 
+    @property
+    def alone(self) -> bool:
+        """True for one run, which tells people where its page is."""
+
+    def page(
+        self, config: ServeConfig
+    ) -> AbstractContextManager[tuple[ServedRuns, OpenPage | None]]:
+        """Give the list of the runs that are served, and the operator's page, if there is one."""
+
 
 class OwnSite:
     """The site of a run that has its process to itself."""
+
+    alone = True
+
+    @contextmanager
+    def page(self, config: ServeConfig) -> Iterator[tuple[ServedRuns, OpenPage | None]]:
+        """See `RunSite`."""
+        runs = ServedRuns()
+        with open_http(config.http, runs, config.run.folder) as page:
+            yield runs, page
 
     def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
         """See `RunSite`."""
@@ -326,12 +347,21 @@ def serve(
             **quarantine_commands(requests),
             **overview_commands(overview),
         }
+        runs, page = stack.enter_context(site.page(config))
+        if page is not None:
+            commands |= page.commands()
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
             say(line)
+        if page is not None and site.alone:
+            for line in page.report(links=not is_journal(sys.stdout)):
+                say(line)
         say(f"waits for  {machine.min_devices} devices")
+        watchdog = watchdog or Watchdog()
+        runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
+        stack.callback(runs.retire, run.about.task)
         service = Service(
             run,
             service_config,

@@ -29,6 +29,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -46,10 +47,13 @@ from coordinator.operate.config import (
     ServeConfig,
     read_run,
 )
+from coordinator.operate.http.opening import OpenPage, open_http
+from coordinator.operate.serve.runs import ServedRuns
 from coordinator.operate.serve.serving import (
     BROKER,
     Say,
     explain_failure,
+    is_journal,
     reach_broker,
     serve,
     try_broker,
@@ -115,6 +119,7 @@ class RunWatchdog(Watchdog):
 
     def alive(self, now: float) -> None:
         """Note that the loop ran."""
+        super().alive(now)
         self.heard_s = now
 
 
@@ -192,12 +197,21 @@ class RunFile:
 
 
 class SharedSite:
-    """The broker of all runs of a process, and the way in for devices."""
+    """The broker of all runs of a process, the way in for devices, and the operator's page."""
+
+    alone = False
 
     def __init__(
-        self, broker: BrokerSettings | None, entrance: Entrance | None, book: CodeBook | None
+        self,
+        runs: ServedRuns,
+        *,
+        broker: BrokerSettings | None = None,
+        entrance: Entrance | None = None,
+        book: CodeBook | None = None,
+        page: OpenPage | None = None,
     ) -> None:
         """`broker`: the embedded one; None: each run reaches the one that its settings name."""
+        self.runs, self.opened_page = runs, page
         self._broker, self._entrance, self._book = broker, entrance, book
         self._facts: BrokerFacts | None = None
         self._probing = threading.Lock()
@@ -208,6 +222,13 @@ class SharedSite:
         """See `RunSite`: a few at a time, so that runs which train are not held up."""
         with _held(self._rooms, stop):
             yield
+
+    def page(
+        self,
+        config: ServeConfig,  # noqa: ARG002
+    ) -> AbstractContextManager[tuple[ServedRuns, OpenPage | None]]:
+        """See `RunSite`."""
+        return nullcontext((self.runs, self.opened_page))
 
     def reach(
         self, config: ServeConfig
@@ -272,10 +293,15 @@ def open_site(config: ProcessConfig, files: Callable[[], Any]) -> Iterator[Share
 
             book = stack.enter_context(open_desk(config, home, entrance, None))
             commands |= {**book_commands(book), "broker.reload": entrance.reload}
+        runs = ServedRuns()
+        page = stack.enter_context(open_http(config.http, runs, home))
+        if page is not None:
+            commands |= page.commands()
         control = ControlSocket(home, commands)
         stack.callback(control.close)
         control.start()
-        yield SharedSite(settings if config.broker.embedded else None, entrance, book)
+        broker = settings if config.broker.embedded else None
+        yield SharedSite(runs, broker=broker, entrance=entrance, book=book, page=page)
 
 
 class Supervisor:
@@ -317,7 +343,7 @@ class Supervisor:
                 self._follow(each, found.get(path))
                 self._reap(each)
             for path in [p for p, each in self._files.items() if p not in found and _gone(each)]:
-                del self._files[path]
+                self._forget(self._files.pop(path))
             for _, each in sorted(self._files.items()):
                 self._start(each)
             self._first = False
@@ -359,6 +385,11 @@ class Supervisor:
             return [p for p in found if p.name != PROCESS_FILE and not p.name.startswith(".")]
         return sorted(self._files)  # the folder cannot be read for a moment: leave all as it is
 
+    def _forget(self, each: RunFile) -> None:
+        """Show a run no more."""
+        if self.site is not None and each.config is not None:
+            self.site.runs.remove(each.config.task.name)
+
     def _follow(self, each: RunFile, mark: bytes | None) -> None:
         """Act on a file that is new, has changed or is gone."""
         settled = self._first or mark == each.seen
@@ -387,6 +418,8 @@ class Supervisor:
             return
         if self._runs(each):
             self._stop(each, "its file has changed; it starts again")
+        elif each.config is not None and each.config.task.name != config.task.name:
+            self._forget(each)
         each.config, each.error, each.running = config, None, mark[:DIGEST]
         each.failures, each.due_s = 0, self._clock()
 
@@ -475,6 +508,7 @@ class Supervisor:
                     config, stop, self._saying(task), watchdog, take_over=take_over, site=site
                 )
 
+        self._forget(each)
         each.standing, each.error, each.due_s = RunStanding.STARTING, None, None
         each.thread = RunThread(work, f"run {task}")
         each.thread.start()
@@ -527,6 +561,9 @@ def serve_folder(
     supervisor = Supervisor(folder, config, say, take_over=take_over)
     with open_site(config, supervisor.listing) as site:
         supervisor.site = site
+        if site.opened_page is not None:
+            for line in site.opened_page.report(links=not is_journal(sys.stdout)):
+                say(line)
         said, ready = "", False
         try:
             while not stop.is_set():

@@ -9,7 +9,8 @@ from typing import cast
 import pytest
 
 from coordinator.errors import ConfigError
-from coordinator.operate.serve.runs import RunView, ServedRun, ServedRuns
+from coordinator.operate.http.viewed import RunView
+from coordinator.operate.serve.runs import ServedRun, ServedRuns
 
 
 def made(task: str) -> ServedRun:
@@ -26,7 +27,7 @@ def test_runs_are_found_by_task_and_listed_by_name() -> None:
 
 def test_unknown_task_is_named_with_the_nearest() -> None:
     runs = ServedRuns()
-    with pytest.raises(ConfigError, match="no run of task 'digit' is served here$"):
+    with pytest.raises(ConfigError, match=r"no run of task 'digit' is served here$"):
         runs.get("digit")
     runs.add(made("digits"))
     with pytest.raises(ConfigError, match="did you mean 'digits'"):
