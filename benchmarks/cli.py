@@ -13,6 +13,7 @@ from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
 from benchmarks.network.load import command as load
+from benchmarks.network.many import command as runs
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
 from benchmarks.studies.attack import command as attack
@@ -44,6 +45,7 @@ COMMANDS = (
     durability,
     wire,
     load,
+    runs,
     fleet,
     peers,
     sweep,

@@ -407,7 +407,7 @@ def bundle_of(authority: Authority, site: Site, name: str, folder: Path) -> Path
     """The configuration in a bundle of any authority's, for the broker of the site."""
     pair = authority.enroll(name, days=10)
     place = BrokerPlace("127.0.0.1", site.port)
-    write_bundle(folder / name, device_bundle(authority, pair, place, TASK))
+    write_bundle(folder / name, device_bundle(authority, pair, place, (TASK,)))
     add_data(folder / name)
     return folder / name / "device.toml"
 
