@@ -209,13 +209,18 @@ class SharedSite:
         entrance: Entrance | None = None,
         book: CodeBook | None = None,
         page: OpenPage | None = None,
+        at_once: int | None = None,
     ) -> None:
-        """`broker`: the embedded one; None: each run reaches the one that its settings name."""
+        """`broker`: the embedded one; None: each run reaches the one that its settings name.
+
+        `at_once`: runs that may load their task's code at a time; None: half as many as there are
+        processors.
+        """
         self.runs, self.opened_page = runs, page
         self._broker, self._entrance, self._book = broker, entrance, book
         self._facts: BrokerFacts | None = None
         self._probing = threading.Lock()
-        self._rooms = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._rooms = threading.Semaphore(at_once or max(1, (os.cpu_count() or 1) // 2))
 
     @contextmanager
     def preparing(self, stop: threading.Event) -> Iterator[None]:
