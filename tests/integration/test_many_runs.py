@@ -81,7 +81,7 @@ class Folder:
         create_run(self.path / f"run-{task}", about, self._model)
         (self.path / f"{task}.toml").write_text(
             f'[task]\nname = "{task}"\nsource = "{SOURCE}"\n[run]\nfolder = "run-{task}"\n'
-            f"rounds = {ROUNDS}\nsteps = 2\nbatch_size = 8\ngrow = false\n"
+            f"rounds = {ROUNDS}\nsteps = 2\nbatch_size = 8\n"
         )
 
     def states(self) -> dict[str, str]:

@@ -50,7 +50,6 @@ from coordinator.operate.config import (
 from coordinator.operate.http.opening import OpenPage, open_http
 from coordinator.operate.serve.runs import ServedRuns
 from coordinator.operate.serve.serving import (
-    BROKER,
     Say,
     explain_failure,
     is_journal,
@@ -290,7 +289,7 @@ def open_site(config: ProcessConfig, files: Callable[[], Any]) -> Iterator[Share
                 f"{home} is in use by another process, which serves these runs: stop that one"
             ) from error
         stack.callback(os.close, lock)
-        settings, entrance = stack.enter_context(reach_broker(config, home / BROKER))
+        settings, entrance = stack.enter_context(reach_broker(config, home))
         commands: dict[str, ControlCommand] = {"runs.list": files}
         book = None
         if entrance is not None:
