@@ -82,6 +82,7 @@ class Folder:
         (self.path / f"{task}.toml").write_text(
             f'[task]\nname = "{task}"\nsource = "{SOURCE}"\n[run]\nfolder = "run-{task}"\n'
             f"rounds = {ROUNDS}\nsteps = 2\nbatch_size = 8\n"
+            "[round]\nbid_s = 600\ntrain_deadline_s = 600\naway_s = 600\n"
         )
 
     def states(self) -> dict[str, str]:
