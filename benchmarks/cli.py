@@ -14,6 +14,7 @@ from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
 from benchmarks.network.ingest import command as ingest
 from benchmarks.network.load import command as load
+from benchmarks.network.many import command as runs
 from benchmarks.network.wire import command as wire
 from benchmarks.report.suite import all_command, regress_command
 from benchmarks.studies import partition
@@ -48,6 +49,7 @@ COMMANDS = (
     wire,
     ingest,
     load,
+    runs,
     fleet,
     peers,
     sweep,

@@ -65,7 +65,7 @@ PROCESS_FILE = "coordinator.toml"
 """The file of `ProcessConfig`, in a folder of run files."""
 PROCESS_LOCK = "serve.lock"
 """File in the folder of `ProcessConfig`, held by the process."""
-SHARED_TABLES = ("broker", "join")
+SHARED_TABLES = ("broker", "join", "http")
 """Tables of a run's file that are in `PROCESS_FILE` where a process has many runs."""
 ROUNDS = 50
 UPDATES = 500
@@ -565,6 +565,7 @@ class ProcessConfig:
     commands."""
     broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
     join: JoinTable = field(default_factory=JoinTable)
+    http: HttpTable = field(default_factory=HttpTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder of the run files."""
 
@@ -663,7 +664,11 @@ def read_run(path: Path, process: ProcessConfig) -> ServeConfig:
     config = load_settings(ServeConfig, path, environment={}, preset=recipe_preset)
     join = replace(process.join, authority=process.authority)
     return replace(
-        config, base=path.absolute().parent, broker=process.broker_of(config.task.name), join=join
+        config,
+        base=path.absolute().parent,
+        broker=process.broker_of(config.task.name),
+        join=join,
+        http=process.http,
     )
 
 

@@ -183,7 +183,7 @@ def test_page_shows_only_commands_that_exist() -> None:
         read(program, arguments)
         seen.add((program, arguments[0]))
     coordinator = {"broker-config", "init", "enroll", "history", "identities", "revoke", "serve"}
-    coordinator |= {"verify", "repair", "rollback"}
+    coordinator |= {"verify", "repair", "rollback", "served", "grant", "withdraw"}
     assert seen == {
         *(("tessera-coordinator", command) for command in coordinator),
         *(("tessera-device", command) for command in ("explain", "info", "join", "run")),

@@ -30,10 +30,15 @@ def anonymous_bytes(pid: int) -> int:
     return _status(pid, "RssAnon")
 
 
-def _status(pid: int, key: str) -> int:
+def threads_of(pid: int) -> int:
+    """Threads of the process."""
+    return _status(pid, "Threads", 1)
+
+
+def _status(pid: int, key: str, unit: int = 1024) -> int:
     for line in _read(pid, "status").splitlines():
         if line.startswith(f"{key}:"):
-            return int(line.split()[1]) * 1024
+            return int(line.split()[1]) * unit
     raise FigureError(f"/proc/{pid}/status has no {key}")
 
 

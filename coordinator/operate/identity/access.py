@@ -25,7 +25,7 @@ class WrittenRules:
     """Where rules were written, before the brokers there have read them."""
 
     folders: tuple[Path, ...] = ()
-    """Folders of brokers of runs on this machine, which can be told."""
+    """Folders of brokers of runs on this machine whose rules are new, and which can be told."""
     own: BrokerPlace | None = None
     """The broker of `broker-config`, if its rules name tasks; somebody has to reload it."""
     failures: tuple[tuple[Path, str], ...] = ()
@@ -41,8 +41,12 @@ def write_rules(authority: Authority) -> WrittenRules:
         folder = place.files
         if folder is None or not place.by_task or not folder.is_dir():
             continue  # on another machine, or deleted
+        path = folder / ACL
         try:
-            write_file(folder / ACL, file)
+            if path.exists() and path.read_bytes() == file.content:
+                own = None if place is own else own
+                continue
+            write_file(path, file)
         except OSError as error:
             failures.append((folder, error.strerror or str(error)))
             continue

@@ -224,7 +224,7 @@ class Authority:
                 "certificates beside the old ones; if its key is lost or stolen, revoke it first"
             )
         control, bulk = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        given = self.tasks(name) if valid and tasks is None else self._joined(name, tasks)
+        given = valid[-1].tasks if valid and tasks is None else self._joined(name, tasks)
         keys = control.public_key(), bulk.public_key()
         first, second = self._enroll(name, *keys, now, days, given)
         return (
@@ -340,7 +340,7 @@ class Authority:
 
     def _joined(self, name: str, tasks: AllowedTasks) -> AllowedTasks:
         """Return these tasks, and those that valid certificates of this name have already."""
-        has = self.tasks(name) if self.valid(name) else ()
+        has = valid[-1].tasks if (valid := self.valid(name)) else ()
         return None if has is None or tasks is None else (*has, *tasks)
 
     def _save(self, index: EnrolmentIndex) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
 
 from coordinator.operate.identity.authority import CA, Authority, Issued
 from coordinator.operate.identity.errors import IdentityError
@@ -38,7 +37,7 @@ def make_place(host: str, port: int) -> BrokerPlace:
 
 
 def device_bundle(
-    authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, tasks: Sequence[str]
+    authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, tasks: tuple[str, ...]
 ) -> dict[str, File]:
     """Return the files of a device's bundle, by name. `tasks`: the most important first;
     none: left to the owner."""

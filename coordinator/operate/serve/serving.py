@@ -69,6 +69,7 @@ from edge_sdk.transport.probe import BrokerFacts, probe_broker
 from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
 
 if TYPE_CHECKING:
+    from coordinator.operate.http.opening import OpenPage
     from coordinator.operate.joining.opening import Entrance, EntranceConfig, Joining
 
 log = logging.getLogger(__name__)
@@ -99,7 +100,7 @@ class ServeEnd(Enum):
         return self is ServeEnd.COMPLETE
 
 
-class Site(Protocol):
+class RunSite(Protocol):
     """Things that runs of one process may share: the broker, the way in for devices."""
 
     def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
@@ -118,28 +119,46 @@ class Site(Protocol):
     ) -> AbstractContextManager[Joining]:
         """Let devices join the run in this folder."""
 
+    @property
+    def alone(self) -> bool:
+        """True for one run, which tells people where its page is."""
+
+    def page(
+        self, config: ServeConfig
+    ) -> AbstractContextManager[tuple[ServedRuns, OpenPage | None]]:
+        """Give the list of the runs that are served, and the operator's page, if there is one."""
+
 
 class OwnSite:
     """The site of a run that has its process to itself."""
 
+    alone = True
+
+    @contextmanager
+    def page(self, config: ServeConfig) -> Iterator[tuple[ServedRuns, OpenPage | None]]:
+        """See `RunSite`."""
+        runs = ServedRuns()
+        with open_http(config.http, runs, config.run.folder) as page:
+            yield runs, page
+
     def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
-        """See `Site`."""
+        """See `RunSite`."""
         return nullcontext(stop)
 
     def reach(
         self, config: ServeConfig
     ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
-        """See `Site`."""
+        """See `RunSite`."""
         return reach_broker(config, config.run.folder)
 
     def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
-        """See `Site`."""
+        """See `RunSite`."""
         return try_broker(settings, stop)
 
     def join(
         self, config: ServeConfig, run: Path, entrance: Entrance
     ) -> AbstractContextManager[Joining]:
-        """See `Site`."""
+        """See `RunSite`."""
         from coordinator.operate.joining.opening import open_joining
 
         return open_joining(config, run, entrance)
@@ -282,7 +301,7 @@ def serve(
     *,
     qr: bool = False,
     take_over: bool = False,
-    site: Site | None = None,
+    site: RunSite | None = None,
 ) -> ServeEnd:
     """Run the coordinator until the run is complete, or a stop is requested.
 
@@ -350,8 +369,7 @@ def serve(
             **steering_commands(requests, run.folder),
             **overview_commands(overview),
         }
-        runs = ServedRuns()
-        page = stack.enter_context(open_http(config.http, runs, run.folder))
+        runs, page = stack.enter_context(site.page(config))
         if page is not None:
             commands |= page.commands()
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
@@ -359,11 +377,13 @@ def serve(
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
             say(line)
-        for line in () if page is None else page.report(links=not is_journal(sys.stdout)):
-            say(line)
+        if page is not None and site.alone:
+            for line in page.report(links=not is_journal(sys.stdout)):
+                say(line)
         say(f"waits for  {changed.min_devices} devices")
         watchdog = watchdog or Watchdog()
         runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
+        stack.callback(runs.retire, run.about.task)
         service = Service(
             run,
             service_config,
@@ -409,7 +429,7 @@ def changed_machine(
 
 @contextmanager
 def _join(
-    site: Site,
+    site: RunSite,
     config: ServeConfig,
     run: Run,
     entrance: Entrance | None,

@@ -30,6 +30,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -47,11 +48,13 @@ from coordinator.operate.config import (
     ServeConfig,
     read_run,
 )
+from coordinator.operate.http.opening import OpenPage, open_http
+from coordinator.operate.serve.runs import ServedRuns
 from coordinator.operate.serve.serving import (
-    BROKER,
     Say,
     ServeEnd,
     explain_failure,
+    is_journal,
     reach_broker,
     serve,
     try_broker,
@@ -119,6 +122,7 @@ class RunWatchdog(Watchdog):
 
     def alive(self, now: float) -> None:
         """Note that the loop ran."""
+        super().alive(now)
         self.heard_s = now
 
 
@@ -196,31 +200,52 @@ class RunFile:
 
 
 class SharedSite:
-    """The broker of all runs of a process, and the way in for devices."""
+    """The broker of all runs of a process, the way in for devices, and the operator's page."""
+
+    alone = False
 
     def __init__(
-        self, broker: BrokerSettings | None, entrance: Entrance | None, book: CodeBook | None
+        self,
+        runs: ServedRuns,
+        *,
+        broker: BrokerSettings | None = None,
+        entrance: Entrance | None = None,
+        book: CodeBook | None = None,
+        page: OpenPage | None = None,
+        at_once: int | None = None,
     ) -> None:
-        """`broker`: the embedded one; None: each run reaches the one that its settings name."""
+        """`broker`: the embedded one; None: each run reaches the one that its settings name.
+
+        `at_once`: runs that may load their task's code at a time; None: half as many as there are
+        processors.
+        """
+        self.runs, self.opened_page = runs, page
         self._broker, self._entrance, self._book = broker, entrance, book
         self._facts: BrokerFacts | None = None
         self._probing = threading.Lock()
-        self._rooms = threading.Semaphore(max(1, (os.cpu_count() or 1) // 2))
+        self._rooms = threading.Semaphore(at_once or max(1, (os.cpu_count() or 1) // 2))
 
     @contextmanager
     def preparing(self, stop: threading.Event) -> Iterator[None]:
-        """See `Site`: a few at a time, so that runs which train are not held up."""
+        """See `RunSite`: a few at a time, so that runs which train are not held up."""
         with _held(self._rooms, stop):
             yield
+
+    def page(
+        self,
+        config: ServeConfig,  # noqa: ARG002
+    ) -> AbstractContextManager[tuple[ServedRuns, OpenPage | None]]:
+        """See `RunSite`."""
+        return nullcontext((self.runs, self.opened_page))
 
     def reach(
         self, config: ServeConfig
     ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
-        """See `Site`."""
+        """See `RunSite`."""
         return nullcontext((self._broker or config.broker, self._entrance))
 
     def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
-        """See `Site`: one run tries the broker for all."""
+        """See `RunSite`: one run tries the broker for all."""
         with _held(self._probing, stop):
             if self._facts is None:
                 self._facts = try_broker(settings, stop)
@@ -233,7 +258,7 @@ class SharedSite:
         run: Path,  # noqa: ARG002
         entrance: Entrance,  # noqa: ARG002
     ) -> Iterator[Joining]:
-        """See `Site`: by the codes of the process."""
+        """See `RunSite`: by the codes of the process."""
         from coordinator.operate.joining.opening import Joining
 
         assert self._book is not None  # noqa: S101  there is one with an entrance
@@ -268,7 +293,7 @@ def open_site(config: ProcessConfig, files: Callable[[], Any]) -> Iterator[Share
                 f"{home} is in use by another process, which serves these runs: stop that one"
             ) from error
         stack.callback(os.close, lock)
-        settings, entrance = stack.enter_context(reach_broker(config, home / BROKER))
+        settings, entrance = stack.enter_context(reach_broker(config, home))
         commands: dict[str, ControlCommand] = {"runs.list": files}
         book = None
         if entrance is not None:
@@ -276,10 +301,15 @@ def open_site(config: ProcessConfig, files: Callable[[], Any]) -> Iterator[Share
 
             book = stack.enter_context(open_desk(config, home, entrance, None))
             commands |= {**book_commands(book), "broker.reload": entrance.reload}
+        runs = ServedRuns()
+        page = stack.enter_context(open_http(config.http, runs, home))
+        if page is not None:
+            commands |= page.commands()
         control = ControlSocket(home, commands)
         stack.callback(control.close)
         control.start()
-        yield SharedSite(settings if config.broker.embedded else None, entrance, book)
+        broker = settings if config.broker.embedded else None
+        yield SharedSite(runs, broker=broker, entrance=entrance, book=book, page=page)
 
 
 class Supervisor:
@@ -321,7 +351,7 @@ class Supervisor:
                 self._follow(each, found.get(path))
                 self._reap(each)
             for path in [p for p, each in self._files.items() if p not in found and _gone(each)]:
-                del self._files[path]
+                self._forget(self._files.pop(path))
             for _, each in sorted(self._files.items()):
                 self._start(each)
             self._first = False
@@ -363,6 +393,11 @@ class Supervisor:
             return [p for p in found if p.name != PROCESS_FILE and not p.name.startswith(".")]
         return sorted(self._files)  # the folder cannot be read for a moment: leave all as it is
 
+    def _forget(self, each: RunFile) -> None:
+        """Show a run no more."""
+        if self.site is not None and each.config is not None:
+            self.site.runs.remove(each.config.task.name)
+
     def _follow(self, each: RunFile, mark: bytes | None) -> None:
         """Act on a file that is new, has changed or is gone."""
         settled = self._first or mark == each.seen
@@ -391,6 +426,8 @@ class Supervisor:
             return
         if self._runs(each):
             self._stop(each, "its file has changed; it starts again")
+        elif each.config is not None and each.config.task.name != config.task.name:
+            self._forget(each)
         each.config, each.error, each.running = config, None, mark[:DIGEST]
         each.failures, each.due_s = 0, self._clock()
 
@@ -482,6 +519,7 @@ class Supervisor:
                     config, stop, self._saying(task), watchdog, take_over=take_over, site=site
                 )
 
+        self._forget(each)
         each.standing, each.error, each.due_s = RunStanding.STARTING, None, None
         each.thread = RunThread(work, f"run {task}")
         each.thread.start()
@@ -534,6 +572,9 @@ def serve_folder(
     supervisor = Supervisor(folder, config, say, take_over=take_over)
     with open_site(config, supervisor.listing) as site:
         supervisor.site = site
+        if site.opened_page is not None:
+            for line in site.opened_page.report(links=not is_journal(sys.stdout)):
+                say(line)
         said, ready = "", False
         try:
             while not stop.is_set():

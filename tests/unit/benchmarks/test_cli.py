@@ -80,7 +80,9 @@ def test_step_refuses_nonsense_before_it_measures(
     assert "step mlp" not in printed.err
 
 
-MEASURING = ("step", "footprint", "costs", "aggregate", "wire", "load", "fleet", "zoo", "attack")
+MEASURING = (
+    *("step", "footprint", "costs", "aggregate", "wire", "load", "runs", "fleet", "zoo", "attack"),
+)
 
 
 @pytest.mark.parametrize("name", MEASURING)

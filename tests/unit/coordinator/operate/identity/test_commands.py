@@ -72,6 +72,74 @@ def test_bundle_of_a_device_is_private_and_works_where_it_is_unpacked(
     assert config.broker.for_bulk() != config.broker
 
 
+def tasks_now(capsys: pytest.CaptureFixture[str]) -> dict[str, list[str] | None]:
+    """The tasks of everybody whose certificates are valid, as `identities` lists them."""
+    capsys.readouterr()
+    assert main(["identities", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    return {row["name"]: row["tasks"] for row in rows if row["standing"] == "valid"}
+
+
+def test_tasks_are_granted_narrowed_and_withdrawn(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    broker = ["--broker", "b.example.org"]
+    assert main(["enroll", "robot", *broker, "--task", "digits"]) == 0
+    assert main(["enroll", "old", *broker]) == 0  # as before: for every task
+    assert "may take part in every task" in capsys.readouterr().out
+    assert tasks_now(capsys) == {"robot": ["digits"], "old": None}
+    assert main(["grant", "robot", "--task", "weather"]) == 0
+    assert main(["grant", "old", "--task", "weather", "--only"]) == 0
+    assert tasks_now(capsys) == {"robot": ["digits", "weather"], "old": ["weather"]}
+    assert main(["enroll", "robot", *broker, "--renew", "--out", "again.tar.gz"]) == 0
+    assert tasks_now(capsys)["robot"] == ["digits", "weather"]
+    assert main(["withdraw", "robot", "old", "--task", "weather"]) == 0
+    assert tasks_now(capsys) == {"robot": ["digits"], "old": []}
+    assert main(["grant", "old", "--every-task"]) == 0
+    assert tasks_now(capsys)["old"] is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["grant", "nobody", "--task", "t"], "not an enrolled device"),
+        (["grant", "robot", "--task", "T!"], "cannot name a task"),
+        (["grant", "robot", "--every-task", "--only"], "contradict each other"),
+        (["withdraw", "robot", "--task", "weather"], "its tasks are digits"),
+        (["withdraw", "old", "--task", "digits"], "grant DEVICE --task NAME --only"),
+        (["withdraw", "robot", "old", "--task", "digits"], "old: it may take part in every task"),
+    ],
+)
+def test_tasks_that_cannot_be_changed_change_nothing(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    broker = ["--broker", "b.example.org"]
+    assert main(["enroll", "robot", *broker, "--task", "digits"]) == 0
+    assert main(["enroll", "old", *broker]) == 0
+    assert main(arguments) == 2
+    assert words in capsys.readouterr().err
+    assert tasks_now(capsys) == {"robot": ["digits"], "old": None}
+
+
+def test_rules_beside_a_broker_follow_unless_it_lets_everybody_in(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = ["broker-config", "mosquitto", "--host", "127.0.0.1", "--user", "root"]
+    assert main(config) == 0
+    assert main(["enroll", "robot", "--task", "digits"]) == 0
+    acl = folder / "identity" / "mosquitto" / "acl"
+    assert "topic write tessera/v1/digits/up/robot/#" in acl.read_text()
+    capsys.readouterr()
+    assert main(["grant", "robot", "--task", "weather"]) == 0
+    assert "topic write tessera/v1/weather/up/robot/#" in acl.read_text()
+    assert "systemctl reload mosquitto" in capsys.readouterr().out
+    assert main([*config, "--every-task"]) == 0
+    before = acl.read_text()
+    assert "pattern write tessera/v1/+/up/%u/#" in before
+    assert main(["grant", "robot", "--task", "sounds"]) == 0
+    assert acl.read_text() == before
+
+
 def test_keys_are_in_the_bundle_and_nowhere_else(folder: Path) -> None:
     assert main(["enroll", "robot", "--broker", "b.example.org", "--out", "robot"]) == 0
     keys = {
@@ -300,7 +368,9 @@ def allowed(rules: str, user: str, access: str, topic: str) -> bool:
 
 
 def test_access_rules_give_each_connection_its_own_topics_only() -> None:
-    rules, topics, hash = access_rules(["coordinator", "coordinator-eu"]), Topics("t"), bytes(16)
+    devices = {"pi": ("t",), "other": ("t",)}
+    rules = access_rules(["coordinator", "coordinator-eu"], devices)
+    topics, hash = Topics("t"), bytes(16)
     everything = {
         topics.task,
         topics.round,

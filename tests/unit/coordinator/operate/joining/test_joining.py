@@ -228,8 +228,21 @@ def test_unknown_code_and_wrong_secret_are_refused_alike(site: Site) -> None:
 def test_code_of_another_task_is_refused(site: Site) -> None:
     entry = site.code()
     other = replace(entry, code=replace(entry.code, task="letters"))
-    with pytest.raises(JoinError, match="refuses: this coordinator serves the task 'digits'"):
+    with pytest.raises(JoinError, match="refuses: this code is for 'digits', not for"):
         site.join(other)
+
+
+def test_code_for_several_tasks_lets_a_device_into_all_of_them(tmp_path: Path) -> None:
+    with opened(tmp_path) as site:
+        entry = site.book.create(devices=1, hours=1, tasks=["weather", "digits"])
+        assert entry.code.task == "weather"  # all that is in the code itself
+        path = site.join(entry)
+        assert 'tasks = ["weather", "digits"]' in path.read_text()
+        assert "\ntask = " not in path.read_text()
+        with Authority(site.authority) as authority:
+            assert authority.tasks("robot") == ("digits", "weather")
+    with CodeBook(tmp_path / "run") as again:
+        assert [each.tasks for each in again.entries] == [("weather", "digits")]
 
 
 def test_codes_survive_a_restart_and_are_private(tmp_path: Path) -> None:

@@ -1,0 +1,1 @@
+"""`tessera-bench runs`: one coordinator process with many runs."""
