@@ -162,6 +162,7 @@ LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "[[cases]]": ("cases.toml", read_cases),
     "[devices]": ("run.toml", read_config),
     "status_topics = ": ("run.toml", read_config),
+    "[task]": ("run.toml", read_config),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""
 
