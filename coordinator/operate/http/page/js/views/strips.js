@@ -1,0 +1,151 @@
+/** A strip for each device: a cell per round, with its level, or why it has none. */
+
+import { ofRun, read } from "../live/api.js";
+import { fill, make, setText } from "../parts/elements.js";
+import { fail } from "../parts/messages.js";
+import { CELL_WIDTH, cellAt, drawStrip, legendCell, NOTHING } from "../parts/strip_canvas.js";
+import { Table } from "../parts/table.js";
+import { whenColoursChange } from "../parts/theme.js";
+import { counted } from "../parts/words.js";
+import { fleetFilter } from "./fleet.js";
+import { deviceColumn, stateColumn } from "./fleet_columns.js";
+
+/** @typedef {import("../shapes.js").DeviceRow} DeviceRow */
+/** @typedef {import("../shapes.js").Strip} Strip */
+
+const ROUNDS = 60;
+const ASK_EVERY_MS = 2000;
+
+/** @param {import("./run.js").RunContext} context @returns {import("./run.js").Part} */
+export function stripsPart({ run, address }) {
+  /** @type {Strip} */
+  let strip = { rounds: [], devices: {}, legend: {} };
+  let asked = 0;
+  let sequence = -1;
+  /** The cell that is read out: a device, and its place among the rounds. */
+  const cursor = { device: "", at: -1 };
+  const readout = make("p", { class: "readout", "aria-live": "polite" });
+  const legend = make("ul", { class: "strip-legend" });
+  const place = make("div", { class: "strips" });
+  const filter = fleetFilter(paint);
+  const goTo = (/** @type {DeviceRow} */ row) => address("device", row.device);
+  /** @type {Table<DeviceRow> | null} */
+  let table = null;
+  let width = 0;
+
+  const textOf = (/** @type {string} */ device) => strip.devices[device] ?? "";
+
+  /** @param {string} device @param {number} at */
+  function point(device, at) {
+    cursor.device = device;
+    cursor.at = at;
+    const sign = textOf(device)[at] ?? NOTHING;
+    const round = strip.rounds[at];
+    setText(readout, round === undefined ? HINT : `${device}, round ${round}: ${strip.legend[sign] ?? sign}`);
+    table?.repaint();
+  }
+
+  /** @param {HTMLTableCellElement} cell @param {DeviceRow} row */
+  function write(cell, row) {
+    let canvas = cell.querySelector("canvas");
+    if (!canvas) {
+      canvas = make("canvas", {
+        role: "img",
+        mousemove: (/** @type {MouseEvent} */ event) => {
+          const device = canvas?.dataset["device"] ?? "";
+          const at = cellAt(event);
+          if (device !== cursor.device || at !== cursor.at) point(device, at);
+        },
+      });
+      cell.append(canvas);
+    }
+    canvas.dataset["device"] = row.device;
+    const text = textOf(row.device);
+    drawStrip(canvas, text, strip.rounds.length, cursor.device === row.device ? cursor.at : -1);
+    const words = summary(text, strip.legend);
+    if (canvas.getAttribute("aria-label") !== words) canvas.setAttribute("aria-label", words);
+  }
+
+  /** @param {KeyboardEvent} event @param {DeviceRow} row */
+  function onKey(event, row) {
+    const step = { ArrowLeft: -1, ArrowRight: 1 }[event.key];
+    if (!step) return false;
+    const last = strip.rounds.length - 1;
+    const from = cursor.device === row.device ? cursor.at : last + 1;
+    point(row.device, Math.max(0, Math.min(last, from + step)));
+    return true;
+  }
+
+  function makeTable() {
+    const [first, last] = [strip.rounds[0], strip.rounds.at(-1)];
+    width = strip.rounds.length;
+    table = new Table({
+      label: "Devices over rounds",
+      columns: [
+        deviceColumn(goTo),
+        stateColumn,
+        {
+          key: "strip",
+          label: first === undefined ? "Rounds" : `Rounds ${first} to ${last}`,
+          width: Math.max(140, width * CELL_WIDTH + 20),
+          write,
+        },
+      ],
+      keyOf: (row) => row.device,
+      goTo,
+      sorting: { key: "device", down: false },
+      onKey,
+    });
+    place.replaceChildren(table.element);
+    // The newest rounds are at the right.
+    table.element.scrollLeft = table.element.scrollWidth;
+  }
+
+  async function ask() {
+    const now = performance.now();
+    if (sequence === run.status?.sequence || now - asked < ASK_EVERY_MS) return;
+    asked = now;
+    sequence = run.status?.sequence ?? -1;
+    try {
+      const before = strip.rounds.at(-1);
+      strip = await read(ofRun(run.task, `strip?rounds=${ROUNDS}`));
+      if (!table || strip.rounds.length !== width || strip.rounds.at(-1) !== before) makeTable();
+      paint();
+    } catch (error) {
+      fail(error);
+    }
+  }
+
+  function paint() {
+    ask();
+    fill(legend, strip.legend, () =>
+      Object.entries(strip.legend).map(([sign, words]) => make("li", {}, legendCell(sign), words)),
+    );
+    if (cursor.at < 0) setText(readout, HINT);
+    table?.show(filter.apply([...run.devices.values()]));
+  }
+  const ended = whenColoursChange(() => {
+    makeTable();
+    legend.replaceChildren(
+      ...Object.entries(strip.legend).map(([sign, words]) => make("li", {}, legendCell(sign), words)),
+    );
+    paint();
+  });
+
+  return {
+    element: make("div", { class: "fleet" }, filter.element, legend, readout, place),
+    paint,
+    close: ended,
+  };
+}
+
+const HINT = "Point at a cell, or press the left and right arrow keys on a device, to read a round.";
+
+/** @param {string} text @param {Record<string, string>} legend */
+function summary(text, legend) {
+  /** @type {Map<string, number>} */
+  const numbers = new Map();
+  for (const sign of text) if (sign !== NOTHING) numbers.set(sign, (numbers.get(sign) ?? 0) + 1);
+  const words = [...numbers].map(([sign, number]) => `${legend[sign] ?? sign} ${number}`);
+  return `${counted(text.length, "round")}: ${words.join(", ") || "not asked"}`;
+}
