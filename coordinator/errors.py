@@ -11,6 +11,8 @@ TesseraError
     ├── PortError          a port that cannot be had (`operate.broker.ports`)
     ├── IdentityError      a certificate that cannot be had (`operate.identity.errors`)
     ├── CodeError          a join code that cannot be made or used (`operate.joining.codes`)
+    ├── BusyError          a loop did not get to a request (`service.admission.requests`)
+    ├── RefusalError       an HTTP request that is refused (`operate.http.refusal`)
     ├── RequestError       a request to join that cannot be read (`operate.joining.desk`)
     └── ControlError       a command that the served run refuses (`operate.control`)
         └── NotServedError   nobody serves the run

@@ -56,7 +56,7 @@ from edge_sdk.protocol.messages.topics import check_name
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.description import InputDescription, check_names
-from edge_sdk.transport.settings import BrokerSettings, PortNumber
+from edge_sdk.transport.settings import BrokerSettings, PortNumber, is_loopback
 
 IDENTITY = "identity"
 ROUNDS = 50
@@ -351,6 +351,57 @@ class JoinTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpTable:
+    """The operator's page with its API and metrics (docs/api-http.md). It is served to this machine
+    alone unless `host` says otherwise."""
+
+    enabled: bool = True
+    """Serve the page."""
+    host: str = "127.0.0.1"
+    """Address to listen on; `0.0.0.0` means every address of this machine. Any but this machine's
+    own loopback needs `certificate` and `key`."""
+    port: PortNumber = 0
+    """Port to listen on; 0 means the first free one of 8080, 8081 …, which a run then keeps."""
+    names: Annotated[tuple[str, ...], Example(["fl.example.org"])] = ()
+    """Names under which browsers reach the page, besides `localhost`, `host` and addresses.
+    Requests for other names are refused."""
+    tokens: Annotated[Path | None, Example("tokens.txt")] = None
+    """File with one line `ROLE NAME TOKEN` for everybody who may sign in; ROLE is `read` or
+    `operate`. Without it, one token of each role is made and kept in the folder `http` of the
+    run's."""
+    certificate: Annotated[Path | None, Example("fullchain.pem")] = None
+    """TLS certificate with its chain, in PEM format. A renewed file is noticed within a minute."""
+    key: Annotated[Path | None, Example("privkey.pem")] = None
+    """Private key of `certificate`."""
+    plain: bool = False
+    """Serve other machines without TLS: for a proxy that adds it."""
+    open_metrics: bool = False
+    """Give `/metrics` to anybody who can connect, without a token."""
+    device_metrics: bool = False
+    """Add series of every device to `/metrics`. They are many: 11 for each device."""
+    session_hours: Annotated[float, Within(above=0, most=744)] = 12.0
+    """Hours until a browser has to sign in again."""
+    alive_s: Seconds = 600.0
+    """Seconds without a sign of life from the run's loop after which `/healthz` reports failure. A
+    loop aggregates and tests the model in between: set it longer than that takes."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if not self.host or "/" in self.host or any(c.isspace() for c in self.host):
+            raise ConfigError(f"host = {self.host!r}: give a name or an address, without a port")
+        for name in self.names:
+            if not name or any(c in "/:@" or c.isspace() for c in name):
+                raise ConfigError(f"names: {name!r} is no name of a machine: no scheme, no port")
+        if (self.certificate is None) != (self.key is None):
+            raise ConfigError("certificate and key belong together: set both or neither")
+        if not (is_loopback(self.host) or self.certificate or self.plain):
+            raise ConfigError(
+                f"host = {self.host!r} lets other machines connect, so tokens need TLS: set "
+                "certificate and key; or plain = true if a proxy in front of it does TLS"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Settings of a coordinator, checked. Made by `read_config`."""
 
@@ -365,6 +416,7 @@ class ServeConfig:
     format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
     join: JoinTable = field(default_factory=JoinTable)
+    http: HttpTable = field(default_factory=HttpTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder to which sources are relative."""
 

@@ -22,6 +22,10 @@ S = TypeVar("S")
 T = TypeVar("T")
 
 
+class BusyError(CoordinatorError):
+    """A loop that did not get to a request in time. The work is not done; it may be tried again."""
+
+
 class Requests(Generic[S]):
     """A queue of work on `S`, what the loop serves. Any thread may `ask`."""
 
@@ -32,7 +36,7 @@ class Requests(Generic[S]):
     def ask(self, work: Callable[[S], T]) -> T:
         """Let the loop do the work; return its result, or raise what it raises.
 
-        Raises `CoordinatorError` if the loop does not get to it in time; it is then not done.
+        Raises `BusyError` if the loop does not get to it in time; it is then not done.
         """
         answer: Future[T] = Future()
         self._queue.put((work, answer))
@@ -41,7 +45,7 @@ class Requests(Generic[S]):
         except Late as error:
             if not answer.cancel():
                 return answer.result()
-            raise CoordinatorError(
+            raise BusyError(
                 f"the run is busy and has not answered for {self._wait_s:g} s: try again"
             ) from error
 

@@ -1,0 +1,1 @@
+"""The operator's page, its API and metrics, over HTTP."""

@@ -1,0 +1,67 @@
+"""The runs that a process serves, as the page, the API and the metrics see them.
+
+Any thread may read and change them.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from coordinator.errors import ConfigError
+from coordinator.operate.http.viewed import RunView
+from edge_sdk.program.control import ControlCommand
+from edge_sdk.program.settings.reader import nearest
+
+
+@dataclass(frozen=True, slots=True)
+class ServedRun:
+    """A run that this process serves."""
+
+    task: str
+    folder: Path
+    overview: RunView
+    commands: Mapping[str, ControlCommand]
+    """The commands of its control socket, by name."""
+    silent_s: Callable[[], float] = lambda: 0.0
+    """Seconds since its loop last gave a sign of life."""
+
+
+class ServedRuns:
+    """The runs of this process, by task."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._runs: dict[str, ServedRun] = {}
+
+    def all(self) -> list[ServedRun]:
+        """Return all runs, in the order of their tasks' names."""
+        with self._lock:
+            return [run for _, run in sorted(self._runs.items())]
+
+    def get(self, task: str) -> ServedRun:
+        """Return the run of a task. Raises `ConfigError` if there is none."""
+        with self._lock:
+            run = self._runs.get(task)
+            names = sorted(self._runs)
+        if run is None:
+            known = nearest(task, names) if names else ""
+            raise ConfigError(f"no run of task {task!r} is served here{known}")
+        return run
+
+    def add(self, run: ServedRun) -> None:
+        """Add a run. Raises `ConfigError` if its task is served already."""
+        with self._lock:
+            if run.task in self._runs:
+                raise ConfigError(
+                    f"task {run.task!r} is served already, from {self._runs[run.task].folder}: "
+                    "give one of the two another task.name"
+                )
+            self._runs[run.task] = run
+
+    def remove(self, task: str) -> None:
+        """Forget a run that is served no more; does nothing if there is none."""
+        with self._lock:
+            self._runs.pop(task, None)
