@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
@@ -64,6 +64,8 @@ from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
+from coordinator.service.overview.folder import overview_for
+from coordinator.service.overview.overview import Overview
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.files import DiskFull, waiting_for_room
@@ -159,13 +161,14 @@ class Service:
         requests: Requests[Service] | None = None,
         room_s: float = ROOM_S,
         epoch: Epoch | None = None,
+        overview: Overview | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
         `watch` is shown every report. `requests` are those of other threads, which the loop
         answers; None: there are none. `room_s`: seconds until a file that found no room on the
         disk is tried again. `epoch` is that of this start (`Run.take_epoch`); None: the next one
-        that the folder knows.
+        that the folder knows. `overview` is told what happens; None: a new one.
         """
         self._run = run
         self._requests: Requests[Service] = Requests() if requests is None else requests
@@ -181,6 +184,7 @@ class Service:
         self._repair_due_s = clock()
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
+        self._overview = overview_for(run, self._machine) if overview is None else overview
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
@@ -236,6 +240,9 @@ class Service:
         try:
             self._parts, self._course = self._begin(config, evaluate, watch, root)
             self._callers.know(self._course.state.devices)
+            self._overview.known(self._course.state.devices)
+            self._overview.model(self._course.state.fleet, run.rounds()[-1])
+            self._note_phase()
         except BaseException:
             self._link.close()
             self._store.close()
@@ -298,6 +305,7 @@ class Service:
             partial=fragment_advice(machine.masks, machine.plan) is not None,
             watch=watch,
             root=root,
+            onlooker=self._overview,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
@@ -326,6 +334,11 @@ class Service:
     def finished(self) -> bool:
         """True if the run is complete."""
         return self._course.finished
+
+    @property
+    def overview(self) -> Overview:
+        """Overview of the run; any thread may read it."""
+        return self._overview
 
     def serve(self, stop: threading.Event) -> None:
         """Run until the run is complete or `stop` is set. Raises `RunError`."""
@@ -379,6 +392,7 @@ class Service:
                 if denials >= DENIALS and not self._begun:
                     raise DeniedError(f"the broker refused the coordinator: {reason}")
                 log.warning("broker lost: %s", reason, extra={"facts": {"event": "disconnected"}})
+                self._overview.linked(False)
                 self._fence.lost()
                 self._sending.shut = True
                 self._stalls = False
@@ -404,6 +418,7 @@ class Service:
             self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
         self._requests.serve(self)
+        self._note_phase()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -424,6 +439,7 @@ class Service:
         if self._pulse.stalls(now):
             self._away_since = max(self._pulse.heard_s, self._roomy_s)
             self._stalls = True
+            self._overview.linked(False)
             log.warning(
                 "the broker does not answer: deadlines wait until it does",
                 extra={"facts": {"event": "stalled"}},
@@ -443,13 +459,25 @@ class Service:
             )
             self._lost_s += now - self._away_since
             self._away_since, self._stalls = None, False
+            self._overview.linked(True)
+
+    def _note_phase(self) -> None:
+        """Tell the overview where the run is."""
+        course, due = self._course, self._course.deadline
+        if course.finished:
+            self._overview.finished()
+        there = self._away_since is None
+        left = None if due is None or not there else due - self._now()
+        self._overview.at(course.phase, course.round, left)
 
     def _note_wait(self) -> None:
         """Log what the run waits for, once it does."""
         now = self._clock()
         if now >= self._wait_due_s and self._away_since is None:
             self._wait_due_s = now + MAX_WAIT_S
-            if said := self._waits.note(self._course.waits_for, now):
+            wait = self._course.waits_for
+            self._overview.waits(None if wait is None else wait.words)
+            if said := self._waits.note(wait, now):
                 self._watchdog.status(said)
 
     def forget(self, device: str, by: str) -> Forgotten:
@@ -459,6 +487,7 @@ class Service:
                 "an asynchronous run keeps nothing of a device: its movements are in the model"
             )
         found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        self._overview.line({"forgotten": asdict(found)})
         self._say(self._course.handle(events.Disowned(device), self._now()))
         self._proceed()
         return found
@@ -467,6 +496,7 @@ class Service:
         """Hold nothing against a device any more."""
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
         self._say(self._course.handle(events.Released(device), self._now()))
+        self._overview.model(self._course.state.fleet, self._run.rounds()[-1])
         self._proceed()
 
     def close(self) -> None:
@@ -484,6 +514,7 @@ class Service:
                 self._publisher.say_presence(gone)
             self._link.close(flush=in_charge)
             self._store.close()
+            self._overview.stopped()
 
     def kill(self) -> None:
         """Stop as a crash would."""
@@ -600,6 +631,7 @@ class Service:
         else:
             self._publisher.say_again()
             self._say(self._course.say_again())
+        self._overview.began()
         self._sending.pump()
 
     def _send_claim(self) -> None:
@@ -712,6 +744,7 @@ class Service:
     def _say_farewell(self, device: str, presence: Presence) -> None:
         """Log why a device left, as far as it says."""
         code, reason = presence.exit_code, _printable(presence.reason)
+        self._overview.left(device, reason, code)
         told = f": {reason}" if reason else ""
         if code:
             told += f" (exit code {code})"
@@ -728,6 +761,7 @@ class Service:
         if device in self._present:
             return
         self._present.add(device)
+        self._overview.joined(device)
         log.info("%s joined", device, extra={"facts": {"event": "joined", "device": device}})
         if self._publisher.drained and self._away_since is None:
             self._say(self._course.handle(events.Joined(device), self._now()))

@@ -30,6 +30,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
@@ -45,6 +46,8 @@ from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
+from coordinator.service.overview.facts import keep_facts
+from coordinator.service.overview.folder import overview_for
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import remove, write_whole
@@ -254,7 +257,13 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
-        commands = {**forget_commands(requests), **quarantine_commands(requests)}
+        overview = overview_for(run, machine)
+        keep_facts(run.folder, overview.facts)
+        commands = {
+            **forget_commands(requests),
+            **quarantine_commands(requests),
+            **overview_commands(overview),
+        }
         joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
@@ -271,12 +280,14 @@ def serve(
             watchdog=watchdog,
             requests=requests,
             epoch=epoch,
+            overview=overview,
         )
         try:
             service.serve(stop)
             return service.finished
         finally:
             service.close()
+            keep_facts(run.folder, overview.facts)
 
 
 @contextmanager
