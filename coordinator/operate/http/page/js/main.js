@@ -80,7 +80,7 @@ function route(focus = true) {
   if (kind === "run" && task) {
     if (at === task && view?.move?.(rest)) return settle(focus);
     at = task;
-    return show(runView({ task, rest, canSteer: session.role === "operator" }), focus);
+    return show(runView({ task, rest, canSteer: session.role === "operate" }), focus);
   }
   at = "";
   show(runsView(), focus);
@@ -109,8 +109,10 @@ function signedOut() {
   route();
 }
 
+/** @param {Session} session */
+const holder = ({ name, role }) => (role === "operate" ? name : `${name} (may look, not steer)`);
+
 function drawTop() {
-  const role = session?.role === "operator" ? "operator" : "may look, not steer";
   top.replaceChildren(
     make(
       "a",
@@ -121,7 +123,7 @@ function drawTop() {
     make(
       "div",
       { class: "top-right" },
-      session ? make("span", { class: "quiet role", text: role }) : "",
+      session ? make("span", { class: "quiet role", text: holder(session) }) : "",
       themeMenu(),
       session ? make("button", { type: "button", text: "Sign out", click: leave }) : "",
     ),

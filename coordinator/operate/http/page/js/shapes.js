@@ -2,12 +2,12 @@
  * Shapes of what the coordinator answers: the API's, as types. Times are Unix seconds, `null` is
  * "not known".
  *
- * @typedef {"reader" | "operator"} Role
+ * @typedef {"read" | "operate"} Role
  *
  * @typedef {object} Session
  * @property {Role} role
+ * @property {string} name of the token's holder
  * @property {string[]} runs
- * @property {string} [csrf] sent back with everything that changes something
  *
  * @typedef {object} LevelReport
  * @property {number} level

@@ -11,7 +11,6 @@ export class Refused extends Error {
   }
 }
 
-let csrf = "";
 /** @type {() => void} */
 let onSignedOut = () => {};
 
@@ -30,7 +29,6 @@ async function ask(method, path, body) {
   /** @type {Record<string, string>} */
   const headers = { Accept: "application/json" };
   if (body !== undefined) headers["Content-Type"] = "application/json";
-  if (method !== "GET" && csrf) headers["X-CSRF-Token"] = csrf;
   let response;
   try {
     response = await fetch(ROOT + path, {
@@ -67,8 +65,7 @@ export const read = (path) => ask("GET", path);
 export const send = (path, body) => ask("POST", path, body);
 
 /** @param {string} task @param {string} [rest] */
-export const ofRun = (task, rest = "") =>
-  `/runs/${encodeURIComponent(task)}${rest && `/${rest}`}`;
+export const ofRun = (task, rest = "") => `/runs/${encodeURIComponent(task)}${rest && `/${rest}`}`;
 
 /** @param {string} task @param {string} device @param {string} [rest] */
 export const ofDevice = (task, device, rest = "") =>
@@ -79,29 +76,47 @@ export const eventsOf = (task) => `${ROOT}${ofRun(task, "events")}`;
 
 /** @typedef {import("../shapes.js").Session} Session */
 
-/** @param {Session} session @returns {Session} */
-function entered(session) {
-  csrf = session.csrf ?? "";
-  return session;
+/** Set while somebody is signed in, so that nobody else's page asks who it is. */
+const SIGNED_IN = "tessera-signed-in";
+
+/** @param {boolean} signedIn */
+function remember(signedIn) {
+  try {
+    if (signedIn) localStorage.setItem(SIGNED_IN, "yes");
+    else localStorage.removeItem(SIGNED_IN);
+  } catch {
+    // Storage is switched off: a new page asks for the token again.
+  }
+}
+
+function remembered() {
+  try {
+    return localStorage.getItem(SIGNED_IN) !== null;
+  } catch {
+    return false;
+  }
 }
 
 /** @returns {Promise<Session | null>} who is signed in; null: nobody */
 export async function session() {
+  if (!remembered()) return null;
   try {
-    return entered(await ask("GET", "/session"));
+    return await ask("GET", "/session");
   } catch (error) {
-    if (error instanceof Refused && (error.status === 401 || error.status === 403)) return null;
-    throw error;
+    if (!(error instanceof Refused) || error.status !== 401) throw error;
+    remember(false);
+    return null;
   }
 }
 
 /** @param {string} token @returns {Promise<Session>} */
 export async function signIn(token) {
-  await ask("POST", "/session", { token });
-  return entered(await ask("GET", "/session"));
+  const found = await ask("POST", "/session", { token });
+  remember(true);
+  return found;
 }
 
 export async function signOut() {
   await ask("DELETE", "/session");
-  csrf = "";
+  remember(false);
 }

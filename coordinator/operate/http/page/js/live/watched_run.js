@@ -1,15 +1,21 @@
-/** One run as the page knows it: asked once, then kept up to date by the coordinator's events. */
+/**
+ * One run as the page knows it, kept up to date by the coordinator's events.
+ *
+ * A connection begins with everything and goes on with changes, so after a break nothing is taken
+ * for granted: the coordinator may be another process by now. A page that nobody looks at lets go of
+ * its connection after a while; browsers have few for each address.
+ */
 
-import { eventsOf, ofRun, read, Refused } from "./api.js";
+import { eventsOf, ofRun, Refused, read } from "./api.js";
 
 /** @typedef {import("../shapes.js").Status} Status */
 /** @typedef {import("../shapes.js").DeviceRow} DeviceRow */
 /** @typedef {import("../shapes.js").RoundRow} RoundRow */
-/** @typedef {"connecting" | "live" | "lost"} Connection */
-/** @typedef {{name: "status" | "devices" | "rounds", data: any}} Delta */
+/** @typedef {"connecting" | "live" | "lost" | "unknown"} Connection */
 
 const FIRST_WAIT_MS = 1000;
 const LONGEST_WAIT_MS = 15000;
+const UNSEEN_MS = 60000;
 
 export class WatchedRun {
   /** @type {Status | null} */
@@ -18,130 +24,120 @@ export class WatchedRun {
   devices = new Map();
   /** @type {RoundRow[]} rounds and events, oldest first */
   rounds = [];
-  /** @type {Connection} */
+  /** @type {Connection} `unknown`: the coordinator has no such run */
   connection = "connecting";
-  /** Unix seconds of the newest news */
+  /** Unix seconds of the newest news, by this machine's clock */
   heard = 0;
 
-  /** @type {Set<() => void>} */
-  #listeners = new Set();
+  /** @type {() => void} */
+  #changed;
   /** @type {EventSource | null} */
   #source = null;
-  /** @type {Delta[] | null} what arrives while everything is asked anew */
-  #held = null;
+  /** @type {Set<string>} kinds of events of which this connection has told everything */
+  #whole = new Set();
   #retry = 0;
+  #unseen = 0;
   #wait_ms = FIRST_WAIT_MS;
-  /** Differs from the coordinator's clock by so much, in seconds. */
-  #ahead_s = 0;
+  /** The coordinator's clock is behind by so many seconds. */
+  #behind_s = 0;
 
-  /** @param {string} task */
-  constructor(task) {
+  /** @param {string} task @param {() => void} changed called after every change */
+  constructor(task, changed) {
     this.task = task;
+    this.#changed = changed;
   }
 
-  /** The coordinator's clock. */
+  /** The coordinator's clock, in Unix seconds. */
   get now() {
-    return Date.now() / 1000 - this.#ahead_s;
-  }
-
-  /** @param {() => void} listener @returns {() => void} ends it */
-  listen(listener) {
-    this.#listeners.add(listener);
-    return () => this.#listeners.delete(listener);
+    return Date.now() / 1000 - this.#behind_s;
   }
 
   open() {
-    this.close();
-    const source = new EventSource(eventsOf(this.task));
-    this.#source = source;
-    source.addEventListener("open", () => this.#askAll());
-    source.addEventListener("error", () => this.#lost(source));
-    for (const name of /** @type {const} */ (["status", "devices", "rounds"])) {
-      source.addEventListener(name, (event) => this.#hear(name, JSON.parse(event.data)));
-    }
+    document.addEventListener("visibilitychange", this.#look);
+    this.#connect();
   }
 
   close() {
+    document.removeEventListener("visibilitychange", this.#look);
+    window.clearTimeout(this.#unseen);
+    this.#disconnect();
+  }
+
+  /** Asks for the status now, after something was done. */
+  async refresh() {
+    this.#takeStatus(await read(ofRun(this.task)));
+    this.#changed();
+  }
+
+  #connect() {
+    this.#disconnect();
+    this.#whole.clear();
+    const source = new EventSource(eventsOf(this.task));
+    this.#source = source;
+    source.addEventListener("error", () => {
+      if (source === this.#source) this.#lost();
+    });
+    const on = (/** @type {string} */ name, /** @type {(data: any) => void} */ take) =>
+      source.addEventListener(name, (event) => {
+        take(JSON.parse(event.data));
+        this.#changed();
+      });
+    on("status", (data) => this.#takeStatus(data));
+    on("devices", (data) => this.#takeDevices(data));
+    on("rounds", (data) => this.#takeRounds(data));
+  }
+
+  #disconnect() {
     window.clearTimeout(this.#retry);
     this.#source?.close();
     this.#source = null;
   }
 
-  /** Asks for the status now, after something was done. */
-  async refresh() {
-    this.#hear("status", await read(ofRun(this.task)));
-  }
-
-  /** After a break nothing is taken for granted: the coordinator may be another process by now. */
-  async #askAll() {
-    /** @type {Delta[]} */
-    const held = [];
-    this.#held = held;
-    try {
-      const [status, devices, rounds] = await Promise.all([
-        read(ofRun(this.task)),
-        read(ofRun(this.task, "devices")),
-        read(ofRun(this.task, "rounds")),
-      ]);
-      if (this.#held !== held) return;
-      this.#held = null;
-      this.devices.clear();
-      this.rounds = [];
-      this.#take("status", status);
-      this.#take("devices", devices);
-      this.#take("rounds", rounds);
-      for (const { name, data } of held) this.#take(name, data);
-      this.#wait_ms = FIRST_WAIT_MS;
-      this.#becomes("live");
-    } catch (error) {
-      if (this.#held === held) this.#held = null;
-      if (error instanceof Refused && error.status === 401) return this.close();
-      this.#again();
-    }
-  }
-
-  /** @param {EventSource} source */
-  #lost(source) {
-    if (source !== this.#source) return;
-    // It tries again by itself, unless it was answered with an error.
-    if (source.readyState === EventSource.CLOSED) this.#again();
-    else this.#becomes("lost");
-  }
-
-  #again() {
-    this.#source?.close();
-    this.#becomes("lost");
-    window.clearTimeout(this.#retry);
-    this.#retry = window.setTimeout(() => this.open(), this.#wait_ms);
+  #lost() {
+    this.#disconnect();
+    this.connection = "lost";
+    this.#retry = window.setTimeout(() => this.#again(), this.#wait_ms);
     this.#wait_ms = Math.min(2 * this.#wait_ms, LONGEST_WAIT_MS);
+    this.#changed();
   }
 
-  /** @param {Delta["name"]} name @param {any} data */
-  #hear(name, data) {
-    if (this.#held) this.#held.push({ name, data });
-    else {
-      this.#take(name, data);
-      this.#changed();
+  /** An event stream does not say why it was refused; an ordinary request does. */
+  async #again() {
+    try {
+      await read(ofRun(this.task));
+      this.#connect();
+    } catch (error) {
+      const status = error instanceof Refused ? error.status : 0;
+      if (status === 401) return;
+      this.#lost();
+      if (status === 404) this.connection = "unknown";
     }
   }
 
-  /** @param {Delta["name"]} name @param {any} data */
-  #take(name, data) {
-    this.heard = Date.now() / 1000;
-    if (name === "status") this.#takeStatus(data);
-    else if (name === "devices") this.#takeDevices(data);
-    else this.#takeRounds(data);
-  }
+  #look = () => {
+    window.clearTimeout(this.#unseen);
+    if (document.hidden) this.#unseen = window.setTimeout(() => this.#disconnect(), UNSEEN_MS);
+    else if (!this.#source) this.#connect();
+  };
 
   /** @param {Status} status */
   #takeStatus(status) {
-    if (this.status && this.connection === "live" && status.sequence < this.status.sequence) return;
+    const first = !this.#whole.has("status");
+    if (!first && this.status && status.sequence < this.status.sequence) return;
+    this.#whole.add("status");
     this.status = status;
-    this.#ahead_s = this.heard - status.time;
+    this.heard = Date.now() / 1000;
+    this.#behind_s = this.heard - status.time;
+    this.connection = "live";
+    this.#wait_ms = FIRST_WAIT_MS;
+    if (status.devices.known === 0) this.devices.clear();
+    else if (!first && this.devices.size > status.devices.known) this.#askDevices();
   }
 
   /** @param {DeviceRow[]} rows */
   #takeDevices(rows) {
+    if (!this.#whole.has("devices")) this.devices.clear();
+    this.#whole.add("devices");
     for (const row of rows) {
       const old = this.devices.get(row.device);
       if (!old || old.sequence <= row.sequence) this.devices.set(row.device, row);
@@ -150,19 +146,35 @@ export class WatchedRun {
 
   /** @param {RoundRow[]} rows */
   #takeRounds(rows) {
-    const keyOf = (/** @type {RoundRow} */ row) => `${row.round} ${row.event ?? ""} ${row.time ?? ""}`;
-    const there = new Set(this.rounds.slice(-200).map(keyOf));
-    const added = rows.filter((row) => !there.has(keyOf(row)));
-    if (added.length) this.rounds = [...this.rounds, ...added];
+    const whole = this.#whole.has("rounds");
+    this.#whole.add("rounds");
+    if (!whole) this.rounds = rows;
+    // An event can undo rounds, which changes alone would not tell.
+    else if (rows.some((row) => row.event)) this.#askRounds();
+    else {
+      const last = this.rounds.at(-1)?.round ?? 0;
+      this.rounds = [...this.rounds, ...rows.filter((row) => row.round > last)];
+    }
   }
 
-  /** @param {Connection} connection */
-  #becomes(connection) {
-    this.connection = connection;
-    this.#changed();
+  /** A device was forgotten, which changes alone do not tell. */
+  async #askDevices() {
+    try {
+      const rows = await read(ofRun(this.task, "devices"));
+      this.#whole.delete("devices");
+      this.#takeDevices(rows);
+      this.#changed();
+    } catch {
+      // The connection's own error is the one that is shown.
+    }
   }
 
-  #changed() {
-    for (const listener of [...this.#listeners]) listener();
+  async #askRounds() {
+    try {
+      this.rounds = await read(ofRun(this.task, "rounds"));
+      this.#changed();
+    } catch {
+      // As above.
+    }
   }
 }

@@ -52,7 +52,10 @@ export class BlockCanvas {
         "figcaption",
         {},
         make("strong", { text: tensor.name, title: tensor.name }),
-        make("span", { class: "quiet", text: `${shape}, ${counted(tensor.blocks.length, "block")}` }),
+        make("span", {
+          class: "quiet",
+          text: `${shape}, ${counted(tensor.blocks.length, "block")}`,
+        }),
       ),
       make("div", { class: "tensor-grid" }, this.#canvas),
     );
@@ -80,14 +83,18 @@ export class BlockCanvas {
     const deep = blocks.some((block) => block.signature.length > 1);
     const rowOf = (/** @type {Block} */ block) => (deep ? (block.signature[0]?.[1] ?? 0) : 0);
     const columnOf = (/** @type {Block} */ block) =>
-      block.signature.slice(deep ? 1 : 0).map(([, group]) => group).join(" ");
+      block.signature
+        .slice(deep ? 1 : 0)
+        .map(([, group]) => group)
+        .join(" ");
     const rows = places(rowOf);
     const columns = places(columnOf);
     this.#rows = Math.max(1, rows.size);
     this.#columns = Math.max(1, columns.size);
     this.#grid = new Array(this.#rows * this.#columns);
     for (const block of blocks) {
-      const at = (rows.get(rowOf(block)) ?? 0) * this.#columns + (columns.get(columnOf(block)) ?? 0);
+      const at =
+        (rows.get(rowOf(block)) ?? 0) * this.#columns + (columns.get(columnOf(block)) ?? 0);
       this.#grid[at] = block;
     }
     this.#wrap(deep);
@@ -101,7 +108,10 @@ export class BlockCanvas {
   #wrap(deep) {
     const most = Math.floor(WIDEST / LARGEST);
     if (deep || this.#columns <= most) return;
-    this.#columns = Math.min(Math.max(most, Math.ceil(Math.sqrt(2 * this.#grid.length))), this.#grid.length);
+    this.#columns = Math.min(
+      Math.max(most, Math.ceil(Math.sqrt(2 * this.#grid.length))),
+      this.#grid.length,
+    );
     this.#rows = Math.ceil(this.#grid.length / this.#columns);
   }
 

@@ -16,7 +16,13 @@ export const MEASURES = [
     title: "Rounds since its newest remembered movement",
     word: count,
   },
-  { key: "movement", label: "movement", short: "Movement", title: "Size of its last step (RMS)", word: number },
+  {
+    key: "movement",
+    label: "movement",
+    short: "Movement",
+    title: "Size of its last step (RMS)",
+    word: number,
+  },
 ];
 
 /**
@@ -71,7 +77,8 @@ function equal(values) {
   const width = Math.max(1, Math.ceil((high - low + 1) / STEPS));
   /** @type {[number, number][]} */
   const bounds = [];
-  for (let from = low; from <= high; from += width) bounds.push([from, Math.min(high, from + width - 1)]);
+  for (let from = low; from <= high; from += width)
+    bounds.push([from, Math.min(high, from + width - 1)]);
   return bounds;
 }
 
@@ -103,7 +110,9 @@ export function wordsOf(tensor, block) {
     `${counted(block.parameters, "parameter")}`,
     `trained ${counted(block.covered ?? 0, "time")}`,
     block.age === null ? "never trained" : `last ${counted(block.age, "round")} ago`,
-    block.memory_age === null ? "no memory" : `newest memory ${counted(block.memory_age, "round")} old`,
+    block.memory_age === null
+      ? "no memory"
+      : `newest memory ${counted(block.memory_age, "round")} old`,
     block.movement === null ? null : `last step ${number(block.movement)}`,
   ];
   return `${tensor.name}${groups && `, ${groups}`}: ${said.filter((each) => each).join(", ")}.`;

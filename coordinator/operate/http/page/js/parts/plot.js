@@ -148,7 +148,9 @@ export class Plot {
       stroke,
       width: curve.points ? 0 : 2,
       ...(curve.dash ? { dash: curve.dash } : {}),
-      points: curve.points ? { show: true, size: 7, fill: stroke } : { size: 5 },
+      points: curve.points
+        ? { show: true, size: 7, fill: stroke }
+        : { show: few, size: 6, fill: stroke, filter: () => null },
       show: !this.#hidden.has(curve.label),
       spanGaps: true,
     };

@@ -50,7 +50,10 @@ function write(badge, state, table) {
     setText(mark, sign);
     setText(word, state);
   } else {
-    badge.append(make("span", { "aria-hidden": "true", text: sign }), make("span", { text: state }));
+    badge.append(
+      make("span", { "aria-hidden": "true", text: sign }),
+      make("span", { text: state }),
+    );
   }
 }
 

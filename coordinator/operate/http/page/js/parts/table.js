@@ -162,8 +162,13 @@ export class Table {
     this.#below.style.height = `${(length - this.#first - number) * this.#height}px`;
     this.#setRowCount(number);
     const visible = this.#rows.slice(this.#first, this.#first + number);
-    const tabbed = Math.max(0, visible.findIndex((row) => this.#keyOf(row) === this.#active));
-    visible.forEach((row, at) => this.#write(at, row, at === tabbed));
+    const tabbed = Math.max(
+      0,
+      visible.findIndex((row) => this.#keyOf(row) === this.#active),
+    );
+    visible.forEach((row, at) => {
+      this.#write(at, row, at === tabbed);
+    });
     const measured = this.#body.rows[1]?.offsetHeight;
     if (number && measured && measured !== this.#height) {
       this.#height = measured;

@@ -68,12 +68,17 @@ export function ago(time, now) {
 /** @param {Known} value */
 export const degrees = (value) => (known(value) ? `${value.toFixed(1)} °C` : UNKNOWN);
 
-const clock = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const clock = new Intl.DateTimeFormat(undefined, {
+  hour: "2-digit",
+  minute: "2-digit",
+  hourCycle: "h23",
+});
 const date = new Intl.DateTimeFormat(undefined, {
   day: "numeric",
   month: "short",
   hour: "2-digit",
   minute: "2-digit",
+  hourCycle: "h23",
 });
 
 /** @param {Known} time Unix seconds */
@@ -90,7 +95,7 @@ export const sentence = (value) => value.charAt(0).toUpperCase() + value.slice(1
 /** @param {string} name of a setting, as in the run file */
 export const spaced = (name) => name.replaceAll("_", " ");
 
-/** @param {unknown} value of any setting or detail */
+/** @param {unknown} value of any setting or detail @returns {string} */
 export function plain(value) {
   if (value === null || value === undefined) return UNKNOWN;
   if (Array.isArray(value)) return value.map(plain).join(", ");

@@ -41,7 +41,9 @@ export function accuracyPlot(run) {
     const places = axis(rows, run.status?.started ?? null);
     const evaluated = rows
       .map((row, at) => ({ row, x: places[at] ?? 0 }))
-      .filter(({ row }) => row.accuracy !== null || row.levels.some((each) => each.accuracy !== null));
+      .filter(
+        ({ row }) => row.accuracy !== null || row.levels.some((each) => each.accuracy !== null),
+      );
     const kept = evaluated.map((each) => each.row);
     const marks = run.rounds
       .filter((row) => row.event)
@@ -93,7 +95,8 @@ function axis(rows, started) {
   let sum = 0;
   return rows.map((row) => {
     if (against === "rounds") return row.round;
-    if (against === "hours") sum = row.time === null ? sum : Math.max(sum, (row.time - first) / 3600);
+    if (against === "hours")
+      sum = row.time === null ? sum : Math.max(sum, (row.time - first) / 3600);
     else if (against === "joules") sum += (row.joules ?? 0) / 1e3;
     else sum += ((row.bytes_up ?? 0) + (row.bytes_down ?? 0)) / 1e6;
     return sum;

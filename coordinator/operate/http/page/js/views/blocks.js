@@ -1,10 +1,10 @@
 /** The model as a map of blocks: which parts are covered, remembered, and still moving. */
 
 import { ofRun, read } from "../live/api.js";
-import { fill, make, setText } from "../parts/elements.js";
-import { fail } from "../parts/messages.js";
 import { BlockCanvas } from "../parts/block_canvas.js";
 import { MEASURES, scaleOf, wordsOf } from "../parts/block_measures.js";
+import { fill, make, setText } from "../parts/elements.js";
+import { fail } from "../parts/messages.js";
 import { switchOf } from "../parts/switch.js";
 import { column, Table } from "../parts/table.js";
 import { whenColoursChange } from "../parts/theme.js";
@@ -32,10 +32,15 @@ export function blocksPart({ run }) {
   const readout = make("p", { class: "readout", "aria-live": "polite" });
   const size = make("p", { class: "quiet" });
   const place = make("div", { class: "tensors" });
-  const choice = switchOf("Colour shows", MEASURES.map(({ key, label }) => [key, label]), measure, (value) => {
-    measure = value;
-    draw();
-  });
+  const choice = switchOf(
+    "Colour shows",
+    MEASURES.map(({ key, label }) => [key, label]),
+    measure,
+    (value) => {
+      measure = value;
+      draw();
+    },
+  );
   /** @type {BlockCanvas[]} */
   let canvases = [];
   const table = blockTable();
@@ -60,7 +65,7 @@ export function blocksPart({ run }) {
     asked = now;
     committed = run.status?.committed ?? -1;
     try {
-      take(await read(ofRun(run.task, "blocks")));
+      take(named(await read(ofRun(run.task, "blocks"))));
     } catch (error) {
       fail(error);
     }
@@ -68,7 +73,8 @@ export function blocksPart({ run }) {
 
   /** @param {BlockMap} next */
   function take(next) {
-    const names = (/** @type {BlockMap | null} */ each) => JSON.stringify(each?.tensors.map((tensor) => tensor.name));
+    const names = (/** @type {BlockMap | null} */ each) =>
+      JSON.stringify(each?.tensors.map((tensor) => tensor.name));
     const same = names(map) === names(next);
     map = next;
     if (!same) {
@@ -79,7 +85,11 @@ export function blocksPart({ run }) {
     }
     const blocks = next.tensors.reduce((sum, each) => sum + each.blocks.length, 0);
     const parameters = next.tensors.reduce((sum, each) => sum + each.parameters, 0);
-    const parts = [counted(next.tensors.length, "tensor"), counted(blocks, "block"), `${count(parameters)} parameters`];
+    const parts = [
+      counted(next.tensors.length, "tensor"),
+      counted(blocks, "block"),
+      `${count(parameters)} parameters`,
+    ];
     setText(size, `Round ${next.round}: ${parts.join(", ")}.`);
     draw();
   }
@@ -95,7 +105,9 @@ export function blocksPart({ run }) {
         return make("span", { class: "scale-step" }, sample, words);
       }),
     ]);
-    map.tensors.forEach((tensor, at) => canvases[at]?.show(tensor, scale));
+    map.tensors.forEach((tensor, at) => {
+      canvases[at]?.show(tensor, scale);
+    });
     if (details.open) fillTable(table, map);
   }
 
@@ -116,6 +128,20 @@ export function blocksPart({ run }) {
       seen.disconnect();
     },
   };
+}
+
+/**
+ * A map whose signatures name their axes.
+ *
+ * @param {BlockMap} map
+ */
+function named(map) {
+  for (const block of map.tensors.flatMap((tensor) => tensor.blocks)) {
+    for (const pair of block.signature) {
+      if (typeof pair[0] === "number") pair[0] = map.axes[pair[0]]?.name ?? pair[0];
+    }
+  }
+  return map;
 }
 
 /**
@@ -147,7 +173,9 @@ function blockTable() {
     keyOf: (/** @type {Named} */ row) => `${row.tensor.name} ${row.block.id}`,
     columns: [
       column("tensor", "Tensor", 240, (row) => row.tensor.name, { sort: (row) => row.tensor.name }),
-      column("groups", "Groups", 200, (row) => row.block.signature.map((pair) => pair.join(" ")).join(", ")),
+      column("groups", "Groups", 200, (/** @type {Named} */ row) =>
+        row.block.signature.map((pair) => pair.join(" ")).join(", "),
+      ),
       column("parameters", "Parameters", 110, (row) => count(row.block.parameters), {
         numeric: true,
         sort: (row) => row.block.parameters,
@@ -161,5 +189,7 @@ function blockTable() {
 
 /** @param {Table<Named>} table @param {BlockMap | null} map */
 function fillTable(table, map) {
-  table.show((map?.tensors ?? []).flatMap((tensor) => tensor.blocks.map((block) => ({ tensor, block }))));
+  table.show(
+    (map?.tensors ?? []).flatMap((tensor) => tensor.blocks.map((block) => ({ tensor, block }))),
+  );
 }

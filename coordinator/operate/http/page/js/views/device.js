@@ -1,6 +1,6 @@
 /** One device: its state, its last rounds, and what can be done about it. */
 
-import { ofDevice, read, Refused } from "../live/api.js";
+import { ofDevice, Refused, read } from "../live/api.js";
 import { fill, make, setText } from "../parts/elements.js";
 import { Plot } from "../parts/plot.js";
 import { writeDeviceState } from "../parts/states.js";
@@ -15,15 +15,33 @@ import { writeFacts } from "./overview.js";
 
 /** @type {import("../parts/table.js").Column<DeviceRound>[]} */
 const COLUMNS = [
-  column("round", "Round", 76, (row) => count(row.round), { numeric: true, sort: (row) => row.round }),
-  column("level", "Level", 72, (row) => level(row.level), { numeric: true, sort: (row) => row.level }),
+  column("round", "Round", 76, (row) => count(row.round), {
+    numeric: true,
+    sort: (row) => row.round,
+  }),
+  column("level", "Level", 72, (row) => level(row.level), {
+    numeric: true,
+    sort: (row) => row.level,
+  }),
   column("outcome", "Outcome", 110, (row) => row.outcome ?? "", { sort: (row) => row.outcome }),
   column("reason", "Reason", 260, (row) => row.reason ?? "", { sort: (row) => row.reason }),
   column("loss", "Loss", 84, (row) => number(row.loss), { numeric: true, sort: (row) => row.loss }),
-  column("train", "Training", 92, (row) => seconds(row.train_s), { numeric: true, sort: (row) => row.train_s }),
-  column("joules", "Energy", 88, (row) => joules(row.joules), { numeric: true, sort: (row) => row.joules }),
-  column("up", "Sent", 88, (row) => bytes(row.bytes_up), { numeric: true, sort: (row) => row.bytes_up }),
-  column("down", "Fetched", 88, (row) => bytes(row.bytes_down), { numeric: true, sort: (row) => row.bytes_down }),
+  column("train", "Training", 92, (row) => seconds(row.train_s), {
+    numeric: true,
+    sort: (row) => row.train_s,
+  }),
+  column("joules", "Energy", 88, (row) => joules(row.joules), {
+    numeric: true,
+    sort: (row) => row.joules,
+  }),
+  column("up", "Sent", 88, (row) => bytes(row.bytes_up), {
+    numeric: true,
+    sort: (row) => row.bytes_up,
+  }),
+  column("down", "Fetched", 88, (row) => bytes(row.bytes_down), {
+    numeric: true,
+    sort: (row) => row.bytes_down,
+  }),
 ];
 
 /**
@@ -48,7 +66,12 @@ export function devicePart({ run, canSteer, address }, name) {
     fault,
     make("section", { class: "card facts-card" }, make("h3", { text: "Facts" }), facts),
     make("section", { class: "card" }, make("h3", { text: "Loss and level" }), plot.element),
-    make("section", { class: "card wide" }, make("h3", { text: "Its last rounds" }), rounds.element),
+    make(
+      "section",
+      { class: "card wide" },
+      make("h3", { text: "Its last rounds" }),
+      rounds.element,
+    ),
   );
   const missing = make("p", { class: "quiet", role: "status" });
   let asked = "";

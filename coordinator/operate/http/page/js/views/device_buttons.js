@@ -11,7 +11,11 @@ import { order } from "./steering.js";
  * @param {string} name
  */
 export function deviceButtons(run, name) {
-  const element = make("div", { class: "steering", role: "group", "aria-label": "Steer the device" });
+  const element = make("div", {
+    class: "steering",
+    role: "group",
+    "aria-label": "Steer the device",
+  });
   const path = (/** @type {string} */ what) => `devices/${encodeURIComponent(name)}/${what}`;
 
   const quarantine = () =>

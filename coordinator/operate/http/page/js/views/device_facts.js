@@ -1,6 +1,17 @@
 /** All that is known of a device, as lines of words. */
 
-import { ago, bytes, count, degrees, joules, level, percent, plain, seconds, UNKNOWN } from "../parts/words.js";
+import {
+  ago,
+  bytes,
+  count,
+  degrees,
+  joules,
+  level,
+  percent,
+  plain,
+  seconds,
+  UNKNOWN,
+} from "../parts/words.js";
 
 /** @typedef {import("../shapes.js").DeviceRow} DeviceRow */
 

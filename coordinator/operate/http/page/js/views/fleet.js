@@ -70,7 +70,10 @@ export function fleetFilter(changed) {
       setText(number, count(here));
       button.hidden = here === 0 && !chosen.states.has(state);
     }
-    const words = chosen.text.toLowerCase().split(/\s+/).filter((word) => word);
+    const words = chosen.text
+      .toLowerCase()
+      .split(/\s+/)
+      .filter((word) => word);
     const found = rows.filter(
       (row) =>
         (chosen.states.size === 0 || chosen.states.has(row.state)) &&

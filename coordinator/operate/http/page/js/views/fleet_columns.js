@@ -3,10 +3,23 @@
 import { make, setText } from "../parts/elements.js";
 import { deviceRank, writeDeviceState } from "../parts/states.js";
 import { column } from "../parts/table.js";
-import { ago, bytes, count, degrees, joules, level, percent, seconds, UNKNOWN } from "../parts/words.js";
+import {
+  ago,
+  bytes,
+  count,
+  degrees,
+  joules,
+  level,
+  percent,
+  seconds,
+  UNKNOWN,
+} from "../parts/words.js";
 
 /** @typedef {import("../shapes.js").DeviceRow} DeviceRow */
 /** @typedef {import("../parts/table.js").Column<DeviceRow>} DeviceColumn */
+
+/** Pixels of a page on which names get less room: their column stays when others are scrolled. */
+const NARROW = 640;
 
 /**
  * @param {(row: DeviceRow) => string} goTo
@@ -16,7 +29,7 @@ export function deviceColumn(goTo) {
   return {
     key: "device",
     label: "Device",
-    width: 170,
+    width: window.innerWidth < NARROW ? 124 : 170,
     sort: (row) => row.device,
     write: (cell, row) => {
       const link = cell.querySelector("a") ?? cell.appendChild(make("a"));
@@ -48,7 +61,9 @@ function batteryWords(row) {
 
 /** @param {DeviceRow} row */
 const traffic = (row) =>
-  row.bytes_up === null && row.bytes_down === null ? null : (row.bytes_up ?? 0) + (row.bytes_down ?? 0);
+  row.bytes_up === null && row.bytes_down === null
+    ? null
+    : (row.bytes_up ?? 0) + (row.bytes_down ?? 0);
 
 /** @param {DeviceRow} row */
 function quarantineWords(row) {

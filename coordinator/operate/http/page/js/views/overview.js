@@ -1,8 +1,18 @@
 /** A run at a glance: how good the model is, who takes part, what it costs. */
 
-import { fill, make, setText } from "../parts/elements.js";
+import { fill, make } from "../parts/elements.js";
 import { bar } from "../parts/states.js";
-import { bytes, count, joules, level, moment, percent, plain, seconds, spaced } from "../parts/words.js";
+import {
+  bytes,
+  count,
+  joules,
+  level,
+  moment,
+  percent,
+  plain,
+  seconds,
+  spaced,
+} from "../parts/words.js";
 import { accuracyPlot } from "./accuracy.js";
 
 /** @typedef {import("../shapes.js").Status} Status */
@@ -43,7 +53,10 @@ export function overviewPart({ run, address }) {
     drawLevels(levels, status);
     writeFacts(totals, totalFacts(status));
     writeFacts(settings, settingFacts(status));
-    const told = run.rounds.filter((row) => row.event).slice(-EVENTS_SHOWN).reverse();
+    const told = run.rounds
+      .filter((row) => row.event)
+      .slice(-EVENTS_SHOWN)
+      .reverse();
     fill(events, told, () =>
       told.length
         ? told.map((row) =>
@@ -66,12 +79,15 @@ const card = (title, content, kind = "") =>
 
 /** @param {HTMLElement} list @param {Fact[]} facts */
 export function writeFacts(list, facts) {
-  fill(list, facts.map(([label]) => label), () =>
-    facts.map(([label]) => make("div", {}, make("dt", { text: label }), make("dd"))),
+  fill(
+    list,
+    facts.map(([label]) => label),
+    () => facts.map(([label]) => make("div", {}, make("dt", { text: label }), make("dd"))),
   );
   facts.forEach(([, value, note], at) => {
     const place = list.children[at]?.lastElementChild;
-    if (place) fill(place, [value, note], () => [value, note ? make("small", { text: note }) : null]);
+    if (place)
+      fill(place, [value, note], () => [value, note ? make("small", { text: note }) : null]);
   });
 }
 
@@ -85,7 +101,11 @@ function headFigures(status) {
     ["Present", count(devices.present), `of ${count(devices.known)} devices`],
     ["Training", count(devices.training), "now"],
     ["Quarantined", count(devices.quarantined), `${count(devices.paused)} paused by their owners`],
-    ["Started", moment(status.started), status.started ? `${seconds(status.time - status.started)} ago` : ""],
+    [
+      "Started",
+      moment(status.started),
+      status.started ? `${seconds(status.time - status.started)} ago` : "",
+    ],
   ];
 }
 
@@ -128,8 +148,12 @@ function drawTaking(place, status) {
         ? make(
             "ul",
             { class: "tally" },
-            ...offered.map(([name, number]) => tally(`level ${level(Number(name))}`, number, most, "good")),
-            ...skipped.map(([name, number]) => tally(`skip: ${spaced(name)}`, number, most, "wait")),
+            ...offered.map(([name, number]) =>
+              tally(`level ${level(Number(name))}`, number, most, "good"),
+            ),
+            ...skipped.map(([name, number]) =>
+              tally(`skip: ${spaced(name)}`, number, most, "wait"),
+            ),
           )
         : make("p", { class: "quiet", text: "Nobody has answered yet." }),
     ];
@@ -140,7 +164,13 @@ function drawTaking(place, status) {
 function tally(label, number, most, tone) {
   const shown = bar(label, number / most, count(number));
   shown.classList.add(tone);
-  return make("li", {}, make("span", { text: label }), shown, make("span", { class: "number", text: count(number) }));
+  return make(
+    "li",
+    {},
+    make("span", { text: label }),
+    shown,
+    make("span", { class: "number", text: count(number) }),
+  );
 }
 
 /** @param {HTMLElement} place @param {Status} status */
@@ -174,7 +204,9 @@ export function plainTable(caption, head, rows) {
         make(
           "tr",
           {},
-          ...row.map((text, at) => (at ? make("td", { text }) : make("th", { scope: "row", text }))),
+          ...row.map((text, at) =>
+            at ? make("td", { text }) : make("th", { scope: "row", text }),
+          ),
         ),
       ),
     ),

@@ -1,7 +1,7 @@
 /** One run: its head, which is always there, and the part of it that the address names. */
 
-import { WatchedRun } from "../live/watched_run.js";
 import { Painter } from "../live/painter.js";
+import { WatchedRun } from "../live/watched_run.js";
 import { make, setText } from "../parts/elements.js";
 import { speak } from "../parts/messages.js";
 import { bar, writeRunState } from "../parts/states.js";
@@ -45,7 +45,7 @@ const PARTS = [
  * @returns {import("../main.js").View}
  */
 export function runView({ task, rest, canSteer }) {
-  const run = new WatchedRun(task);
+  const run = new WatchedRun(task, () => painter.soon());
   const address = (/** @type {string} */ part, /** @type {string | undefined} */ name) =>
     ["#/run", encodeURIComponent(task), part, name === undefined ? "" : encodeURIComponent(name)]
       .filter((each) => each)
@@ -88,7 +88,6 @@ export function runView({ task, rest, canSteer }) {
     if (run.status) part?.paint();
   });
   view.move(rest);
-  run.listen(() => painter.soon());
   run.open();
   return view;
 }
@@ -127,10 +126,12 @@ function runHead({ run, canSteer, address }) {
     const words = progressWords(status);
     if (done !== words) {
       done = words;
-      const share = status.rounds ? bar("Rounds done", status.committed / status.rounds, words) : "";
+      const share = status.rounds
+        ? bar("Rounds done", status.committed / status.rounds, words)
+        : "";
       progress.replaceChildren(make("span", { text: words }), share);
     }
-    setText(waits, situation(status));
+    setText(waits, situation(status, run.now));
     steer?.paint();
     const said = `${status.task}: ${status.state}, ${words}`;
     if (spoken && spoken !== said) speak(said);
@@ -153,12 +154,13 @@ function runHead({ run, canSteer, address }) {
 /** @param {HTMLElement} element @param {WatchedRun} run */
 function writeConnection(element, run) {
   const broker = run.status?.broker_connected === false && run.connection === "live";
-  const lost = run.connection === "lost";
+  const lost = run.connection === "lost" || run.connection === "unknown";
   const name = lost || broker ? "connection lost" : "connection";
   if (element.className !== name) element.className = name;
   const since = run.heard ? ` What you see is from ${moment(run.heard)}.` : "";
   let words = "";
-  if (lost) words = `Not connected to the coordinator; trying again.${since}`;
+  if (run.connection === "lost") words = `Not connected to the coordinator; trying again.${since}`;
+  else if (run.connection === "unknown") words = `No run of the task ${run.task} is served here.`;
   else if (broker) words = "The coordinator is not connected to its broker.";
   else if (run.connection === "connecting" && !run.status) words = "Connecting …";
   setText(element, words);
@@ -168,15 +170,15 @@ function writeConnection(element, run) {
  * What goes on, in a sentence.
  *
  * @param {import("../shapes.js").Status} status
+ * @param {number} now
  */
-function situation(status) {
+function situation(status, now) {
   const said = [];
   if (status.paused) said.push(`Paused by ${status.paused.by} at ${moment(status.paused.time)}.`);
   if (status.stopping === "round") said.push("Stops after this round.");
   if (status.stopping === "now") said.push("Is stopping now.");
   if (status.waits_for) said.push(`Waits for ${status.waits_for}.`);
-  if (status.waits_for && status.deadline_s !== null && status.deadline_s > 0) {
-    said.push(`The round closes in ${seconds(status.deadline_s)} at the latest.`);
-  }
+  const left = status.deadline_s === null ? 0 : status.time + status.deadline_s - now;
+  if (status.waits_for && left > 0) said.push(`It goes on in ${seconds(left)} at the latest.`);
   return said.join(" ");
 }

@@ -70,7 +70,10 @@ function line(run) {
     figure("Accuracy", percent(run.accuracy, 1)),
     figure("Devices", `${count(present)} of ${count(known)}`),
     figure("Training", count(training)),
-    make("span", { class: "run-waits quiet", text: run.waits_for ? `Waits for ${run.waits_for}` : "" }),
+    make("span", {
+      class: "run-waits quiet",
+      text: run.waits_for ? `Waits for ${run.waits_for}` : "",
+    }),
   );
 }
 

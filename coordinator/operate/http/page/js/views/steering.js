@@ -36,7 +36,8 @@ export function steering(run) {
 }
 
 /** @param {string} text @param {() => void} click @param {string} [kind] */
-const button = (text, click, kind = "") => make("button", { type: "button", class: kind, text, click });
+const button = (text, click, kind = "") =>
+  make("button", { type: "button", class: kind, text, click });
 
 /**
  * Sends an order, and says how it went.
@@ -96,7 +97,8 @@ function addRounds(run) {
       verb: "Add",
       fields: [{ name: "add", label: "Rounds", kind: "number", value: "20", least: 1 }],
     },
-    (values) => order(run, "rounds", { add: Number(values["add"]) }, `${values["add"]} rounds added.`),
+    (values) =>
+      order(run, "rounds", { add: Number(values["add"]) }, `${values["add"]} rounds added.`),
   );
 }
 
@@ -125,7 +127,12 @@ function change(run) {
       const value = Number(String(values["value"]).replace(",", "."));
       if (!Number.isFinite(value)) throw new Error(`${values["value"]} is not a number.`);
       const name = values["name"] ?? "";
-      return order(run, "settings", { name, value }, `${spaced(name)} is ${value} from the next round on.`);
+      return order(
+        run,
+        "settings",
+        { name, value },
+        `${spaced(name)} is ${value} from the next round on.`,
+      );
     },
   );
 }

@@ -5,7 +5,7 @@ import { fill, make, setText } from "../parts/elements.js";
 import { fail } from "../parts/messages.js";
 import { CELL_WIDTH, cellAt, drawStrip, legendCell, NOTHING } from "../parts/strip_canvas.js";
 import { Table } from "../parts/table.js";
-import { whenColoursChange } from "../parts/theme.js";
+import { colour, whenColoursChange } from "../parts/theme.js";
 import { counted } from "../parts/words.js";
 import { fleetFilter } from "./fleet.js";
 import { deviceColumn, stateColumn } from "./fleet_columns.js";
@@ -41,7 +41,10 @@ export function stripsPart({ run, address }) {
     cursor.at = at;
     const sign = textOf(device)[at] ?? NOTHING;
     const round = strip.rounds[at];
-    setText(readout, round === undefined ? HINT : `${device}, round ${round}: ${strip.legend[sign] ?? sign}`);
+    setText(
+      readout,
+      round === undefined ? HINT : `${device}, round ${round}: ${strip.legend[sign] ?? sign}`,
+    );
     table?.repaint();
   }
 
@@ -118,17 +121,12 @@ export function stripsPart({ run, address }) {
 
   function paint() {
     ask();
-    fill(legend, strip.legend, () =>
-      Object.entries(strip.legend).map(([sign, words]) => make("li", {}, legendCell(sign), words)),
-    );
+    drawLegend(legend, strip);
     if (cursor.at < 0) setText(readout, HINT);
     table?.show(filter.apply([...run.devices.values()]));
   }
   const ended = whenColoursChange(() => {
     makeTable();
-    legend.replaceChildren(
-      ...Object.entries(strip.legend).map(([sign, words]) => make("li", {}, legendCell(sign), words)),
-    );
     paint();
   });
 
@@ -139,7 +137,19 @@ export function stripsPart({ run, address }) {
   };
 }
 
-const HINT = "Point at a cell, or press the left and right arrow keys on a device, to read a round.";
+const HINT =
+  "Point at a cell, or press the left and right arrow keys on a device, to read a round.";
+
+/** Signs that occur, in the order of the coordinator's legend. @param {Element} place @param {Strip} strip */
+function drawLegend(place, strip) {
+  const there = new Set(Object.values(strip.devices).join(""));
+  const shown = Object.entries(strip.legend).filter(([sign]) => there.has(sign));
+  const order = (/** @type {string} */ sign) => (sign >= "1" && sign <= "9" ? -Number(sign) : 0);
+  shown.sort(([one], [other]) => order(one) - order(other));
+  fill(place, [shown, colour("--ink")], () =>
+    shown.map(([sign, words]) => make("li", {}, legendCell(sign), words)),
+  );
+}
 
 /** @param {string} text @param {Record<string, string>} legend */
 function summary(text, legend) {
