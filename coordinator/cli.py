@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import add_command as add_forget_command
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
+from coordinator.operate.http.commands import add_command as add_page_command
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
 from coordinator.operate.results import add_commands as add_result_commands
@@ -72,6 +73,7 @@ def make_parser() -> argparse.ArgumentParser:
     add_quarantine_commands(commands)
     add_upkeep_commands(commands)
     add_join_commands(commands)
+    add_page_command(commands)
     add_identity_commands(commands)
     add_completion(commands, parser)
     return parser

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import socket
+import time
 from collections.abc import MutableMapping
 
 log = logging.getLogger(__name__)
@@ -25,7 +26,7 @@ RETRY_S = 1.0
 
 
 class Watchdog:
-    """Speaks for one program; used by one thread, its loop.
+    """Speaks for one program; used by one thread, its loop. Any thread may read `silent_s`.
 
     `due_s` is the time of the next call to `alive`, on the clock that the loop passes to it: a loop
     must not wait longer. Infinite while nobody waits for signs of life.
@@ -36,6 +37,7 @@ class Watchdog:
         self._address = address
         self._period_s = timeout_s / 2
         self._warned = False
+        self._seen_s = time.monotonic()
         self.due_s = math.inf if math.isinf(timeout_s) or address is None else -math.inf
 
     @classmethod
@@ -71,9 +73,14 @@ class Watchdog:
 
     def alive(self, now: float) -> None:
         """Note that the loop ran at `now`, in seconds; report it when due."""
+        self._seen_s = time.monotonic()
         if now >= self.due_s:
             said = self._say("WATCHDOG=1")
             self.due_s = now + (self._period_s if said else min(RETRY_S, self._period_s))
+
+    def silent_s(self) -> float:
+        """Return the seconds since the loop ran last."""
+        return time.monotonic() - self._seen_s
 
     def stopping(self) -> None:
         """Report that the program is about to end."""

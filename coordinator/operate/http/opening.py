@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shlex
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -23,7 +24,6 @@ from coordinator.operate.http.access.tokens import (
     Tokens,
     make_tokens,
     read_tokens,
-    token_path,
 )
 from coordinator.operate.http.viewed import ViewedRuns
 from edge_sdk.program.control import ControlCommand
@@ -42,8 +42,8 @@ class OpenPage:
     address: str
     """Its URL, without a path."""
     tokens: Tokens
-    made: Path | None
-    """File of the token to operate with, if it was made for this run."""
+    folder: Path
+    """That of the run."""
 
     def link(self, role: Role = Role.OPERATE) -> str:
         """Return a new link that signs in once."""
@@ -62,11 +62,12 @@ class OpenPage:
 
     def report(self, *, links: bool) -> Iterator[str]:
         """Say, for people, where the page is. `links`: give a link that signs in."""
+        more = f"tessera-coordinator page {shlex.quote(str(self.folder))}"
         if links:
             yield f"page       {self.link()}"
-            yield f"{'':10} (signs in once, within 24 hours; for more: tessera-coordinator page)"
+            yield f"{'':10} signs in once, within 24 hours; for more: {more}"
         else:
-            yield f"page       {self.address} (a link that signs in: tessera-coordinator page)"
+            yield f"page       {self.address}; for a link that signs in: {more}"
 
 
 @contextmanager
@@ -86,9 +87,9 @@ def open_http(config: HttpTable, runs: ViewedRuns, folder: Path) -> Iterator[Ope
 
     make_folder(folder / FOLDER, mode=0o700)
     if config.tokens is None:
-        tokens, made = Tokens(make_tokens(folder)), token_path(folder, Role.OPERATE)
+        tokens = Tokens(make_tokens(folder))
     else:
-        tokens, made = Tokens(read_tokens(config.tokens)), None
+        tokens = Tokens(read_tokens(config.tokens))
     listener = claim_port(config, folder / FOLDER / PORT_FILE)
     try:
         port = int(listener.getsockname()[1])
@@ -115,7 +116,7 @@ def open_http(config: HttpTable, runs: ViewedRuns, folder: Path) -> Iterator[Ope
     server.start()
     try:
         scheme = "https" if secure else "http"
-        yield OpenPage(f"{scheme}://{_place(config)}:{port}", tokens, made)
+        yield OpenPage(f"{scheme}://{_place(config)}:{port}", tokens, folder)
     finally:
         server.close()
         app.calls.close()

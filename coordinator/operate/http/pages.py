@@ -49,8 +49,9 @@ class PageFile:
     tag: str
 
 
-def read_page(folder: Path = FOLDER) -> dict[str, PageFile]:
-    """Read all files of a page, by their path in it."""
+def read_page() -> dict[str, PageFile]:
+    """Read all files of the page, by their path in its folder."""
+    folder = FOLDER
     files: dict[str, PageFile] = {}
     for path in sorted(folder.rglob("*")):
         if path.is_file() and (kind := TYPES.get(path.suffix)) is not None:

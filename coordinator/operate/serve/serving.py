@@ -32,8 +32,10 @@ from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
+from coordinator.operate.serve.runs import ServedRun, ServedRuns
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -257,6 +259,7 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
+        stack.callback(requests.close)
         overview = overview_for(run, machine)
         keep_facts(run.folder, overview.facts)
         commands = {
@@ -264,12 +267,20 @@ def serve(
             **quarantine_commands(requests),
             **overview_commands(overview),
         }
+        runs = ServedRuns()
+        page = stack.enter_context(open_http(config.http, runs, run.folder))
+        if page is not None:
+            commands |= page.commands()
         joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
             say(line)
+        for line in () if page is None else page.report(links=not is_journal(sys.stdout)):
+            say(line)
         say(f"waits for  {machine.min_devices} devices")
+        watchdog = watchdog or Watchdog()
+        runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
         service = Service(
             run,
             service_config,

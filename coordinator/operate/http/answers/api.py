@@ -20,7 +20,7 @@ from coordinator.operate.http.access.door import Door, address
 from coordinator.operate.http.access.sessions import Session
 from coordinator.operate.http.access.tokens import Holder, Role
 from coordinator.operate.http.answers.calls import Calls, to_json
-from coordinator.operate.http.answers.events import Place, Streams
+from coordinator.operate.http.answers.events import StreamPlace, Streams
 from coordinator.operate.http.answers.rows import arrange
 from coordinator.operate.http.answers.shapes import (
     DEVICE_KEYS,
@@ -351,7 +351,7 @@ class Api:
 
     async def _events(self, request: Request) -> Response:
         run = self._run(request)
-        start = self._streams.place(request.headers.get("last-event-id")) or Place(
+        start = self._streams.place(request.headers.get("last-event-id")) or StreamPlace(
             _whole(request, "since", 0), _whole(request, "round", 0)
         )
         by_cookie = "authorization" not in request.headers

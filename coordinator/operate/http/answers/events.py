@@ -30,7 +30,7 @@ _ID = re.compile(r"([0-9a-f]{8})-([0-9]{1,18})\.([0-9]{1,18})")
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class StreamPlace:
     """A place in a run's changes: up to where somebody knows them."""
 
     sequence: int = 0
@@ -46,7 +46,7 @@ class Streams:
         self._open = 0
         self._ending = asyncio.Event()
         self._moment = 0
-        self._made: dict[tuple[str, Place], asyncio.Task[tuple[bytes, Place]]] = {}
+        self._made: dict[tuple[str, StreamPlace], asyncio.Task[tuple[bytes, StreamPlace]]] = {}
 
     def __len__(self) -> int:
         return self._open
@@ -55,14 +55,16 @@ class Streams:
         """End all streams, soon."""
         self._ending.set()
 
-    def place(self, header: str | None) -> Place | None:
+    def place(self, header: str | None) -> StreamPlace | None:
         """Read the header Last-Event-ID; None: it is not of this process."""
         match = _ID.fullmatch(header or "")
         if match is None or match[1] != self._process:
             return None
-        return Place(int(match[2]), int(match[3]))
+        return StreamPlace(int(match[2]), int(match[3]))
 
-    def open(self, run: ViewedRun, start: Place, may: Callable[[], bool]) -> AsyncIterator[bytes]:
+    def open(
+        self, run: ViewedRun, start: StreamPlace, may: Callable[[], bool]
+    ) -> AsyncIterator[bytes]:
         """Return the events of a run behind `start`, until `may` is false or `end` is called.
 
         Raises `RefusalError` if there are too many streams.
@@ -76,7 +78,7 @@ class Streams:
         return self._events(run, start, may)
 
     async def _events(
-        self, run: ViewedRun, place: Place, may: Callable[[], bool]
+        self, run: ViewedRun, place: StreamPlace, may: Callable[[], bool]
     ) -> AsyncIterator[bytes]:
         self._open += 1
         try:
@@ -101,7 +103,7 @@ class Streams:
         with suppress(asyncio.TimeoutError):
             await asyncio.wait_for(self._ending.wait(), EVERY_S - now % EVERY_S)
 
-    async def _changes(self, run: ViewedRun, place: Place) -> tuple[bytes, Place]:
+    async def _changes(self, run: ViewedRun, place: StreamPlace) -> tuple[bytes, StreamPlace]:
         moment = int(asyncio.get_running_loop().time() / EVERY_S)
         if moment != self._moment:
             self._moment = moment
@@ -112,15 +114,15 @@ class Streams:
             self._made[key] = task
         return await asyncio.shield(task)
 
-    def _render(self, run: ViewedRun, place: Place) -> tuple[bytes, Place]:
+    def _render(self, run: ViewedRun, place: StreamPlace) -> tuple[bytes, StreamPlace]:
         """Write the events behind `place`; returns the new place as well."""
         view = run.overview
         sequence = view.sequence  # before the rest: what changes meanwhile is told again
-        since = place if place.sequence <= sequence else Place()
+        since = place if place.sequence <= sequence else StreamPlace()
         status, devices = view.status(), view.devices(since.sequence)
         rounds = view.rounds(since.round)
         last = max([since.round, *(row["round"] for row in rounds)])
-        end = Place(sequence, last)
+        end = StreamPlace(sequence, last)
         name = f"{self._process}-{end.sequence}.{end.round}".encode()
         parts: list[tuple[bytes, object]] = [(b"status", status)]
         parts += [

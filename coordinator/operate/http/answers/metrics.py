@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from coordinator.operate.http.answers.shapes import STATES
 from coordinator.operate.http.viewed import ViewedRun, ViewedRuns
 
-Family = GaugeMetricFamily | CounterMetricFamily
+RunMetric = GaugeMetricFamily | CounterMetricFamily
 Own = Callable[[], dict[str, float]]
 """The server's own numbers: `sessions`, `streams`, `failures`."""
 
@@ -72,7 +72,7 @@ _GAUGES: tuple[tuple[str, str, tuple[str, ...]], ...] = (
     ("tessera_state", "1 for the state that the run is in.", ("task", "state")),
     ("tessera_waiting", "1 while the run waits for something.", ("task",)),
     ("tessera_round", "The present round.", ("task",)),
-    ("tessera_committed_round", "The last round that was committed.", ("task",)),
+    ("tessera_committed_rounds", "Rounds that were committed.", ("task",)),
     ("tessera_planned_rounds", "Rounds that were asked for.", ("task",)),
     ("tessera_round_seconds", "Duration of the last round.", ("task",)),
     ("tessera_round_end_timestamp_seconds", "End of the last round, in Unix time.", ("task",)),
@@ -107,17 +107,17 @@ _COUNTERS: tuple[tuple[str, str, tuple[str, ...]], ...] = (
 )
 
 
-def _families() -> dict[str, Family]:
-    gauges: dict[str, Family] = {
+def _families() -> dict[str, RunMetric]:
+    gauges: dict[str, RunMetric] = {
         name: GaugeMetricFamily(name, says, labels=labels) for name, says, labels in _GAUGES
     }
-    counters: dict[str, Family] = {
+    counters: dict[str, RunMetric] = {
         name: CounterMetricFamily(name, says, labels=labels) for name, says, labels in _COUNTERS
     }
     return gauges | counters
 
 
-def _add_run(families: dict[str, Family], run: ViewedRun) -> None:
+def _add_run(families: dict[str, RunMetric], run: ViewedRun) -> None:
     view, task = run.overview, run.task
     status = view.status()
 
@@ -129,11 +129,12 @@ def _add_run(families: dict[str, Family], run: ViewedRun) -> None:
         add("tessera_state", status["state"] == state, state)
     add("tessera_waiting", status["waits_for"] is not None)
     add("tessera_round", status["round"])
-    add("tessera_committed_round", status["committed"])
+    add("tessera_committed_rounds", status["committed"])
     add("tessera_planned_rounds", status["rounds"])
-    if last := view.rounds(max(0, status["committed"] - 1)):
-        add("tessera_round_seconds", last[-1]["seconds"])
-        add("tessera_round_end_timestamp_seconds", last[-1]["time"])
+    recent = [row for row in view.rounds(max(0, status["round"] - 2)) if row["event"] is None]
+    if recent:
+        add("tessera_round_seconds", recent[-1]["seconds"])
+        add("tessera_round_end_timestamp_seconds", recent[-1]["time"])
     for state, number in status["devices"].items():
         add("tessera_devices", number, state)
     for level, number in status["levels"].items():
@@ -161,7 +162,7 @@ def _accuracies(status: dict[str, Any]) -> dict[str, float | None]:
     return {"1": status["accuracy"], **found}
 
 
-def _add_devices(families: dict[str, Family], run: ViewedRun) -> None:
+def _add_devices(families: dict[str, RunMetric], run: ViewedRun) -> None:
     for row in run.overview.devices():
         labels = [run.task, str(row["device"])]
         for name, value in (

@@ -19,13 +19,15 @@ from typing import Any
 from coordinator.operate.http.refusal import RefusalError
 from edge_sdk.program.settings.reader import nearest
 
-Row = dict[str, Any]
+DeviceRow = dict[str, Any]
 
 _TERM = re.compile(r"(?P<key>[a-z][a-z_]*(?:\.[^:<>,]+)?)(?P<sign>[:<>])(?P<value>.*)", re.DOTALL)
 _LABEL = "label."
 
 
-def arrange(rows: list[Row], keys: Iterable[str], *, wanted: str, order: str) -> list[Row]:
+def arrange(
+    rows: list[DeviceRow], keys: Iterable[str], *, wanted: str, order: str
+) -> list[DeviceRow]:
     """Return the rows that `wanted` asks for, in this order. Raises `RefusalError`.
 
     `keys`: those that rows have. `order`: a key, `-` before it turns it round; both may be empty.
@@ -43,7 +45,7 @@ def arrange(rows: list[Row], keys: Iterable[str], *, wanted: str, order: str) ->
     return present + [row for row in found if _value(row, key) is None]
 
 
-def _test(term: str, known: list[str]) -> Callable[[Row], bool]:
+def _test(term: str, known: list[str]) -> Callable[[DeviceRow], bool]:
     match = _TERM.fullmatch(term)
     if match is None:
         return lambda row: term.lower() in str(row["device"]).lower()
@@ -58,7 +60,7 @@ def _test(term: str, known: list[str]) -> Callable[[Row], bool]:
             HTTPStatus.BAD_REQUEST, f"filter: {term!r}: behind {sign} must be a number"
         ) from error
 
-    def compares(row: Row) -> bool:
+    def compares(row: DeviceRow) -> bool:
         number = _value(row, key)
         if not isinstance(number, int | float) or isinstance(number, bool):
             return False
@@ -74,7 +76,7 @@ def _check(key: str, known: list[str], what: str) -> None:
         )
 
 
-def _value(row: Row, key: str) -> Any:
+def _value(row: DeviceRow, key: str) -> Any:
     if key.startswith(_LABEL):
         labels = row.get("labels")
         return labels.get(key.removeprefix(_LABEL)) if isinstance(labels, dict) else None

@@ -136,6 +136,8 @@ def test_examples_of_a_file_to_start_from_can_be_read(tmp_path: Path) -> None:
         more |= {"run.robust": "root"} if key.dotted == "robust.data" else {}
         more |= {"run.robust": "clip-median"} if key.dotted == "robust.agreement" else {}
         more |= {"inputs.mean": [0.0], "inputs.deviation": [1.0]} if key.path[-1] in MOMENTS else {}
+        if key.dotted in ("http.certificate", "http.key"):
+            more |= {"http.certificate": "page.pem", "http.key": "page.key"}
         sound = {"sample_rate": 16_000, "mels": 40, "frame": 400, "hop": 160}
         if key.path[-1] in sound:
             more |= {f"inputs.{name}": value for name, value in sound.items()}
