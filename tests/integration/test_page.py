@@ -408,7 +408,7 @@ def make_tiny_plan(make_task: Callable[..., Any]) -> Any:
     import torch
     from torch import nn
 
-    return make_task(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.zeros(2, 4)).plan
+    return make_task(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.zeros(2, 4), groups=2).plan
 
 
 def test_very_many_devices_scroll_with_few_rows(browser: Browser, tmp_path: Path) -> None:

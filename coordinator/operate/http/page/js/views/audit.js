@@ -1,6 +1,7 @@
 /** Who steered the run, when, and how. */
 
-import { ofRun, read } from "../live/api.js";
+import { ofRun } from "../live/api.js";
+import { Asker } from "../live/asker.js";
 import { make } from "../parts/elements.js";
 import { fail } from "../parts/messages.js";
 import { column, Table } from "../parts/table.js";
@@ -18,7 +19,6 @@ const COLUMNS = [
 
 /** @param {import("./run.js").RunContext} context @returns {import("./run.js").Part} */
 export function auditPart({ run }) {
-  let sequence = -1;
   const nothing = make("p", { class: "quiet", text: "Nobody has steered this run.", hidden: true });
   const table = new Table({
     label: "Who steered the run",
@@ -27,18 +27,16 @@ export function auditPart({ run }) {
   });
   table.element.hidden = true;
 
-  async function paint() {
-    if (sequence === run.status?.sequence) return;
-    sequence = run.status?.sequence ?? -1;
-    try {
-      /** @type {AuditRow[]} */
-      const rows = await read(ofRun(run.task, "audit"));
-      nothing.hidden = rows.length > 0;
-      table.element.hidden = rows.length === 0;
-      table.show(rows.reverse());
-    } catch (error) {
-      fail(error);
-    }
+  /** @param {AuditRow[]} rows */
+  function take(rows) {
+    nothing.hidden = rows.length > 0;
+    table.element.hidden = rows.length === 0;
+    table.show(rows.reverse());
   }
-  return { element: make("div", { class: "fleet" }, nothing, table.element), paint };
+  const asker = new Asker(ofRun(run.task, "audit"), take, fail);
+  return {
+    element: make("div", { class: "fleet" }, nothing, table.element),
+    paint: () => asker.ask(run.status?.sequence),
+    close: () => asker.close(),
+  };
 }

@@ -1,6 +1,7 @@
 /** The model as a map of blocks: which parts are covered, remembered, and still moving. */
 
-import { ofRun, read } from "../live/api.js";
+import { ofRun } from "../live/api.js";
+import { Asker } from "../live/asker.js";
 import { BlockCanvas } from "../parts/block_canvas.js";
 import { MEASURES, scaleOf, wordsOf } from "../parts/block_measures.js";
 import { fill, make, setText } from "../parts/elements.js";
@@ -16,7 +17,6 @@ import { count, counted } from "../parts/words.js";
 /** @typedef {import("../parts/block_measures.js").Measure} Measure */
 /** @typedef {{tensor: Tensor, block: Block}} Named */
 
-const ASK_EVERY_MS = 2000;
 const HINT = "Point at a block, or move to a tensor and press the arrow keys, to read its figures.";
 
 /** @type {Measure} */
@@ -26,8 +26,7 @@ let measure = "covered";
 export function blocksPart({ run }) {
   /** @type {BlockMap | null} */
   let map = null;
-  let asked = 0;
-  let committed = -1;
+  const asker = new Asker(ofRun(run.task, "blocks"), (answer) => take(named(answer)), fail);
   const legend = make("div", { class: "scale" });
   const readout = make("p", { class: "readout", "aria-live": "polite" });
   const size = make("p", { class: "quiet" });
@@ -58,18 +57,6 @@ export function blocksPart({ run }) {
 
   const point = (/** @type {Tensor} */ tensor, /** @type {Block | null} */ block) =>
     setText(readout, block ? wordsOf(tensor, block) : HINT);
-
-  async function ask() {
-    const now = performance.now();
-    if (committed === run.status?.committed || now - asked < ASK_EVERY_MS) return;
-    asked = now;
-    committed = run.status?.committed ?? -1;
-    try {
-      take(named(await read(ofRun(run.task, "blocks"))));
-    } catch (error) {
-      fail(error);
-    }
-  }
 
   /** @param {BlockMap} next */
   function take(next) {
@@ -122,9 +109,10 @@ export function blocksPart({ run }) {
       place,
       details,
     ),
-    paint: ask,
+    paint: () => asker.ask(run.status?.committed),
     close: () => {
       ended();
+      asker.close();
       seen.disconnect();
     },
   };

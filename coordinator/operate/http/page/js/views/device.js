@@ -1,6 +1,7 @@
 /** One device: its state, its last rounds, and what can be done about it. */
 
-import { ofDevice, Refused, read } from "../live/api.js";
+import { ofDevice } from "../live/api.js";
+import { Asker } from "../live/asker.js";
 import { fill, make, setText } from "../parts/elements.js";
 import { Plot } from "../parts/plot.js";
 import { writeDeviceState } from "../parts/states.js";
@@ -74,24 +75,22 @@ export function devicePart({ run, canSteer, address }, name) {
     ),
   );
   const missing = make("p", { class: "quiet", role: "status" });
-  let asked = "";
+  const asker = new Asker(ofDevice(run.task, name), draw, refused);
 
-  async function paint() {
+  function paint() {
     const row = run.devices.get(name);
     if (row) {
       writeDeviceState(badge, row.state);
       buttons?.paint(row);
+      writeFacts(facts, deviceFacts(row, run.now));
     }
-    const seen = `${row?.sequence} ${run.status?.committed}`;
-    if (seen === asked) return row && writeFacts(facts, deviceFacts(row, run.now));
-    asked = seen;
-    try {
-      draw(await read(ofDevice(run.task, name)));
-    } catch (error) {
-      const words = error instanceof Refused && error.status === 404;
-      setText(missing, words ? `${run.task} knows no device of this name.` : String(error));
-      found.hidden = true;
-    }
+    asker.ask(`${row?.sequence} ${run.status?.committed}`);
+  }
+
+  /** @param {unknown} error */
+  function refused(error) {
+    setText(missing, error instanceof Error ? error.message : String(error));
+    found.hidden = true;
   }
 
   /** @param {Device} device */
@@ -123,7 +122,10 @@ export function devicePart({ run, canSteer, address }, name) {
       found,
     ),
     paint,
-    close: () => plot.close(),
+    close: () => {
+      plot.close();
+      asker.close();
+    },
   };
 }
 

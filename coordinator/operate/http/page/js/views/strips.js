@@ -1,6 +1,7 @@
 /** A strip for each device: a cell per round, with its level, or why it has none. */
 
-import { ofRun, read } from "../live/api.js";
+import { ofRun } from "../live/api.js";
+import { Asker } from "../live/asker.js";
 import { fill, make, setText } from "../parts/elements.js";
 import { fail } from "../parts/messages.js";
 import { CELL_WIDTH, cellAt, drawStrip, legendCell, NOTHING } from "../parts/strip_canvas.js";
@@ -14,14 +15,12 @@ import { deviceColumn, stateColumn } from "./fleet_columns.js";
 /** @typedef {import("../shapes.js").Strip} Strip */
 
 const ROUNDS = 60;
-const ASK_EVERY_MS = 2000;
 
 /** @param {import("./run.js").RunContext} context @returns {import("./run.js").Part} */
 export function stripsPart({ run, address }) {
   /** @type {Strip} */
   let strip = { rounds: [], devices: {}, legend: {} };
-  let asked = 0;
-  let sequence = -1;
+  const asker = new Asker(ofRun(run.task, `strip?rounds=${ROUNDS}`), take, fail);
   /** The cell that is read out: a device, and its place among the rounds. */
   const cursor = { device: "", at: -1 };
   const readout = make("p", { class: "readout", "aria-live": "polite" });
@@ -104,23 +103,16 @@ export function stripsPart({ run, address }) {
     table.element.scrollLeft = table.element.scrollWidth;
   }
 
-  async function ask() {
-    const now = performance.now();
-    if (sequence === run.status?.sequence || now - asked < ASK_EVERY_MS) return;
-    asked = now;
-    sequence = run.status?.sequence ?? -1;
-    try {
-      const before = strip.rounds.at(-1);
-      strip = await read(ofRun(run.task, `strip?rounds=${ROUNDS}`));
-      if (!table || strip.rounds.length !== width || strip.rounds.at(-1) !== before) makeTable();
-      paint();
-    } catch (error) {
-      fail(error);
-    }
+  /** @param {Strip} answer */
+  function take(answer) {
+    const before = strip.rounds.at(-1);
+    strip = answer;
+    if (!table || strip.rounds.length !== width || strip.rounds.at(-1) !== before) makeTable();
+    paint();
   }
 
   function paint() {
-    ask();
+    asker.ask(`${run.status?.committed} ${run.status?.totals.late} ${run.devices.size}`);
     drawLegend(legend, strip);
     if (cursor.at < 0) setText(readout, HINT);
     table?.show(filter.apply([...run.devices.values()]));
@@ -133,7 +125,10 @@ export function stripsPart({ run, address }) {
   return {
     element: make("div", { class: "fleet" }, filter.element, legend, readout, place),
     paint,
-    close: ended,
+    close: () => {
+      ended();
+      asker.close();
+    },
   };
 }
 
