@@ -172,7 +172,7 @@ class StagedView:
         block = {
             "id": 0,
             "parameters": 6,
-            "signature": [[0, 0], [1, 0]],
+            "signature": [["a", 0], ["b", 0]],
             "covered": 2,
             "last_covered": 2,
             "age": 0,

@@ -42,8 +42,9 @@ class DeviceRound:
     staleness: int | None = None
     """Changes of the model since the version it trained from; None in a synchronous run."""
     code: str | None = None
-    """Cause of a skip in one word, for programs: as the device named it, `silent` if it offered and
-    sent nothing in time, `rejected` if its movement was refused; None: it trained, or named none."""
+    """Cause of a skip in one word, for programs: as the device named it, `silent` if it offered
+    and sent nothing in time, `rejected` if its movement was refused; None: it trained, or named
+    none."""
     energy_j: float | None = None
     """Joules that training took, as the device accounts for them; None: it does not know."""
 

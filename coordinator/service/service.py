@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
@@ -51,19 +51,21 @@ from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
 from coordinator.run.resuming import whole_checkpoint
 from coordinator.service.admission.callers import Callers
+from coordinator.service.admission.demands import Demands, Doorkeeper
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.admission.requests import Requests
 from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses.fragments import FragmentsCourse
-from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, make_model
+from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, listed, make_model
 from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
+from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
 from coordinator.service.overview.overview import Overview
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
@@ -72,6 +74,7 @@ from edge_sdk.program.files import DiskFull, waiting_for_room
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.epoch import Claim, Echo, Epoch
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
@@ -83,7 +86,14 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, largest_finding, norm_pairs
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
-from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
+from edge_sdk.protocol.messages.transfer import (
+    Complaint,
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    Want,
+)
 from edge_sdk.protocol.messages.wire import (
     MAX_CONTROL_BYTES,
     ControlMessage,
@@ -141,6 +151,10 @@ class ServiceConfig:
     """True if the broker keeps chunks; otherwise the coordinator sends those devices ask for."""
     max_devices: int = MAX_DEVICES
     """Most devices to listen to; further names are ignored."""
+    demands: Demands = field(default_factory=Demands)
+    """Who may take part."""
+    view_s: float | None = None
+    """Least seconds between two messages for dashboards; None: there are none."""
 
 
 class Service:
@@ -199,6 +213,7 @@ class Service:
         self._sessions: dict[str, int] = {}
         """Newest session of each device heard from."""
         self._present: set[str] = set()
+        self._door = Doorkeeper(config.demands)
         self._newcomers: list[str] = []
         """Devices that arrived before the first model was published."""
         self._stop: threading.Event | None = None
@@ -226,6 +241,11 @@ class Service:
             (self._topics.up_chunks, True),
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
+        self._views = None
+        if config.view_s is not None:
+            self._views = StatusTopics(
+                self._link, self._topics, self._overview, every_s=config.view_s, clock=clock
+            )
         self._store = ChunkStore(run.folder / CHUNKS)
         self._sending = ChunkSending(self._link, self._store.get, epoch=self._epoch)
         self._sending.shut = True
@@ -419,6 +439,8 @@ class Service:
             self._proceed()
         self._requests.serve(self)
         self._note_phase()
+        if self._views is not None and self._fence.in_charge and self._away_since is None:
+            self._views.tick()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -476,6 +498,9 @@ class Service:
         if now >= self._wait_due_s and self._away_since is None:
             self._wait_due_s = now + MAX_WAIT_S
             wait = self._course.waits_for
+            if wait is not None and wait.kind == "devices" and self._door.barred:
+                words = f"{wait.words}; barred: {listed(self._door.barred)} ([devices])"
+                wait = replace(wait, words=words)
             self._overview.waits(None if wait is None else wait.words)
             if said := self._waits.note(wait, now):
                 self._watchdog.status(said)
@@ -512,6 +537,8 @@ class Service:
             if in_charge:
                 gone = Presence(name=NAME, session=self._session, online=False)
                 self._publisher.say_presence(gone)
+                if self._views is not None:
+                    self._views.clear()
             self._link.close(flush=in_charge)
             self._store.close()
             self._overview.stopped()
@@ -598,7 +625,7 @@ class Service:
             return
         newcomers, self._newcomers = self._newcomers, []
         for device in newcomers:
-            if device in self._present:
+            if device in self._present and self._door.objection(device) is None:
                 self._say(self._course.handle(events.Joined(device), self._now()))
         self._say(self._course.proceed(self._now()))
 
@@ -632,6 +659,8 @@ class Service:
             self._publisher.say_again()
             self._say(self._course.say_again())
         self._overview.began()
+        if self._views is not None:
+            self._views.again()
         self._sending.pump()
 
     def _send_claim(self) -> None:
@@ -713,6 +742,10 @@ class Service:
             return
         self._joined(device)
         match message:
+            case Condition():
+                self._on_condition(device, message)
+            case Bid() if message.run == self._run.about.run and device in self._door.barred:
+                self._decline(message)
             case Bid() if message.run == self._run.about.run:
                 self._say(self._course.handle(message, self._now()))
             case Offer():
@@ -763,10 +796,46 @@ class Service:
         self._present.add(device)
         self._overview.joined(device)
         log.info("%s joined", device, extra={"facts": {"event": "joined", "device": device}})
+        self._door.arrived(device)
+        self._let_in(device)
+
+    def _let_in(self, device: str) -> None:
+        """Tell the course of a device that is there, if it may take part."""
+        reason = self._door.objection(device)
+        self._overview.barred(device, reason)
+        if reason is not None:
+            return
         if self._publisher.drained and self._away_since is None:
             self._say(self._course.handle(events.Joined(device), self._now()))
         else:
             self._newcomers.append(device)
+
+    def _on_condition(self, device: str, condition: Condition) -> None:
+        """Show how a device is, and judge if it may take part."""
+        self._overview.condition(condition)
+        before = self._door.objection(device)
+        reason = self._door.judge(device, condition)
+        if not self._door.active or reason == before:
+            return
+        if reason is None:
+            log.info("%s may take part", device, extra=_about(device, "admitted"))
+            self._let_in(device)
+            return
+        log.warning("%s may not take part: %s", device, reason, extra=_about(device, "barred"))
+        self._overview.barred(device, reason)
+        self._tell(device, Complaint(device=device, reason=f"may not take part: {reason}"))
+        if before is None:
+            self._say(self._course.handle(events.Left(device), self._now()))
+
+    def _decline(self, bid: Bid) -> None:
+        """Tell a device that is barred why its bid is declined; a skip needs no answer."""
+        self._overview.bid(bid)
+        if bid.level is not None:
+            reason = self._door.barred[bid.device][:MAX_REASON_CHARACTERS]
+            receipt = Receipt(
+                device=bid.device, round=bid.round, outcome=Outcome.REJECTED, reason=reason
+            )
+            self._tell(bid.device, replace(receipt, run=bid.run))
 
     # -- uploads ----------------------------------------------------------------------------
 
@@ -865,6 +934,10 @@ def _news(message: RoundOpen | RoundClosed | Survey) -> str:
     if isinstance(message, Survey):
         return f"is surveyed by devices: {message.wants} of {len(message.levels)} levels"
     return "opened" if isinstance(message, RoundOpen) else "ended"
+
+
+def _about(device: str, event: str) -> dict[str, object]:
+    return {"facts": {"event": event, "device": device}}
 
 
 def _printable(text: str) -> str:

@@ -35,7 +35,8 @@ class Watchdog:
     def __init__(self, address: str | None = None, timeout_s: float = math.inf) -> None:
         """`address` None: say nothing. `timeout_s`: longest silence that systemd tolerates."""
         self._address = address
-        self._period_s = timeout_s / 2
+        self.period_s = timeout_s / 2
+        """Longest time between two signs of life of the loop."""
         self._warned = False
         self._seen_s = time.monotonic()
         self.due_s = math.inf if math.isinf(timeout_s) or address is None else -math.inf
@@ -76,7 +77,7 @@ class Watchdog:
         self._seen_s = time.monotonic()
         if now >= self.due_s:
             said = self._say("WATCHDOG=1")
-            self.due_s = now + (self._period_s if said else min(RETRY_S, self._period_s))
+            self.due_s = now + (self.period_s if said else min(RETRY_S, self.period_s))
 
     def silent_s(self) -> float:
         """Return the seconds since the loop ran last."""

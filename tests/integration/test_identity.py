@@ -81,10 +81,11 @@ class Site:
     def command(self, *arguments: str) -> None:
         assert main([*arguments, "--dir", str(self.authority)]) == 0
 
-    def enroll(self, name: str) -> Path:
-        """The configuration in a new device's bundle, unpacked."""
+    def enroll(self, name: str, task: str = TASK) -> Path:
+        """The configuration in a new device's bundle, unpacked; the broker knows the device."""
         archive = self.folder / f"{name}.tar.gz"
-        self.command("enroll", name, "--task", TASK, "--out", str(archive))
+        self.command("enroll", name, "--task", task, "--out", str(archive))
+        self.reload()
         with tarfile.open(archive) as bundle:
             bundle.extractall(self.folder, filter="data")
         archive.unlink()
@@ -159,6 +160,10 @@ class Peer:
     @property
     def topics(self) -> list[str]:
         return [event.topic for event in self.events if isinstance(event, Received)]
+
+    @property
+    def heard(self) -> set[tuple[str, bytes]]:
+        return {(e.topic, e.payload) for e in self.events if isinstance(e, Received)}
 
     @property
     def payloads(self) -> set[bytes]:
@@ -255,6 +260,81 @@ def test_device_reads_only_what_is_its_own(site: Site, own: BrokerSettings) -> N
         assert robot.payloads == {b"here", b"for robot", b"behind it"}
         robot.link.publish(TOPICS.presence("robot"), b"", retain=True)
         until(lambda: any(isinstance(e, Received) and not e.payload for e in robot.events))
+
+
+def test_device_of_a_task_has_no_part_in_another_until_it_is_granted(
+    site: Site, own: BrokerSettings
+) -> None:
+    """Without a restart of the broker, and without an end of anybody's connection."""
+    other = Topics("weather")
+    mine = [TOPICS.up_control("robot"), TOPICS.presence("robot")]
+    theirs = [other.up_control("robot"), other.presence("robot")]
+    theirs_bulk = other.up_chunk("robot")
+    reads = [other.task, other.chunk(HASH), other.down_control("robot")]
+
+    def try_all(boss: Peer, robot: Peer, mark: bytes) -> None:
+        """Send everything in both directions; return when all of it was judged."""
+        for topic in theirs:
+            robot.link.publish(topic, mark)
+        robot.link.publish(theirs_bulk, mark, bulk=True)
+        robot.link.publish(TOPICS.up_chunk("robot"), mark, bulk=True)
+        robot.link.publish(mine[0], mark)
+        sent = {(mine[0], mark), (TOPICS.up_chunk("robot"), mark)}
+        until(lambda: sent <= boss.heard)
+        for topic in (*reads, other.down_chunk("robot", HASH)):
+            boss.link.publish(topic, mark, retain=topic == other.chunk(HASH))
+        for topic in (TOPICS.down_control("robot"), TOPICS.down_chunk("robot", HASH)):
+            boss.link.publish(topic, mark)
+        got = {(TOPICS.down_control("robot"), mark), (TOPICS.down_chunk("robot", HASH), mark)}
+        until(lambda: got <= robot.heard)
+
+    ends = ((own, "coordinator-tiny"), (site.settings("robot"), "robot"))
+    with peers(*ends, (site.settings("other"), "other")) as (boss, robot, third):
+        boss.link.subscribe("tessera/v1/#")
+        robot.listen("tessera/v1/weather/#", *(t for t in reads if "down" not in t))
+        robot.link.subscribe(other.down_control("robot"))
+        robot.link.subscribe(TOPICS.down_control("robot"))
+        robot.link.subscribe(other.down_chunks("robot"), bulk=True)
+        robot.link.subscribe(TOPICS.down_chunks("robot"), bulk=True)
+        settle(robot)
+        try_all(boss, robot, b"before")
+        assert not [each for each in boss.topics if "weather" in each and "/up/" in each]
+        assert not [each for each in robot.topics if "weather" in each]
+
+        site.command("grant", "robot", "--task", "weather")
+        site.reload()
+        until(lambda: opened(boss, robot, other))
+        try_all(boss, robot, b"after")
+        wanted = {(topic, b"after") for topic in (*theirs, theirs_bulk)}
+        until(lambda: wanted <= boss.heard)
+        wanted = {(topic, b"after") for topic in (*reads, other.down_chunk("robot", HASH))}
+        until(lambda: wanted <= robot.heard)
+
+        site.command("withdraw", "robot", "--task", "weather")
+        site.reload()
+        until(lambda: not opened(boss, robot, other))
+        try_all(boss, robot, b"again")
+        assert not [one for one in boss.heard if one[1] == b"again" and one[0] in theirs]
+        assert not [one for one in robot.heard if one[1] == b"again" and "weather" in one[0]]
+        mark(third, TOPICS.presence("other"))
+        assert not any(each.came(Disconnected) for each in (boss, robot, third))
+        boss.link.publish(other.chunk(HASH), b"", retain=True)
+        until(lambda: (other.chunk(HASH), b"") in boss.heard)
+
+
+def settle(peer: Peer) -> None:
+    """Return when all subscriptions of a link are in place, on both connections."""
+    mark(peer, TOPICS.presence("robot"))
+    until(lambda: peer.link.acknowledged(bulk=True))
+
+
+def opened(boss: Peer, robot: Peer, topics: Topics) -> bool:
+    """True if the broker takes what a device sends for a task."""
+    number = str(len(boss.events)).encode()
+    robot.link.publish(topics.up_control("robot"), b"probe" + number)
+    robot.link.publish(TOPICS.up_control("robot"), b"behind" + number)
+    until(lambda: (TOPICS.up_control("robot"), b"behind" + number) in boss.heard)
+    return (topics.up_control("robot"), b"probe" + number) in boss.heard
 
 
 def test_device_cannot_evict_the_coordinator_or_another_device(

@@ -10,7 +10,7 @@ if TYPE_CHECKING:
 
 
 def overview_commands(overview: Overview) -> dict[str, ControlCommand]:
-    """Return the commands of a run's control socket that only look; they never wait for the loop."""
+    """Return the commands of a run's socket that only look: they never wait for the loop."""
 
     def devices(since: int = 0) -> list[dict[str, Any]]:
         return overview.devices(since)

@@ -20,7 +20,9 @@ def add_command(commands: Any) -> None:
         ),
         epilog="example: tessera-coordinator page run --role read",
     )
-    page.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
+    page.add_argument(
+        "folder", type=Path, metavar="RUN", help="the run's folder, or a folder of run files"
+    )
     page.add_argument(
         "--role",
         choices=("read", "operate"),
@@ -32,8 +34,10 @@ def add_command(commands: Any) -> None:
 
 
 def _page(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.config import process_folder
     from edge_sdk.program.control import ask_run
 
-    found = ask_run(arguments.folder, "page", role=arguments.role)
+    folder = process_folder(arguments.folder) or arguments.folder
+    found = ask_run(folder, "page", role=arguments.role)
     print(json.dumps(found) if arguments.json else found["link"])
     return 0

@@ -111,6 +111,7 @@ class HttpServer:
             lifespan="off",
             loop="asyncio",
             log_config=None,
+            log_level="error",  # it warns of every request that is none
             access_log=False,
             proxy_headers=False,
             server_header=False,

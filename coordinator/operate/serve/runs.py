@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from coordinator.errors import ConfigError
@@ -60,6 +60,12 @@ class ServedRuns:
                     "give one of the two another task.name"
                 )
             self._runs[run.task] = run
+
+    def retire(self, task: str) -> None:
+        """Note that a run is served no more: it can still be looked at, but not changed."""
+        with self._lock:
+            if (run := self._runs.get(task)) is not None:
+                self._runs[task] = replace(run, commands={}, silent_s=lambda: 0.0)
 
     def remove(self, task: str) -> None:
         """Forget a run that is served no more; does nothing if there is none."""

@@ -32,18 +32,14 @@ class Requests(Generic[S]):
     def __init__(self, wait_s: float = ANSWER_S) -> None:
         self._wait_s = wait_s
         self._queue: SimpleQueue[tuple[Callable[[S], Any], Future[Any]]] = SimpleQueue()
-        self._closed = False
 
     def ask(self, work: Callable[[S], T]) -> T:
         """Let the loop do the work; return its result, or raise what it raises.
 
-        Raises `BusyError` if the loop does not get to it in time, or has ended; it is then not
-        done.
+        Raises `BusyError` if the loop does not get to it in time; it is then not done.
         """
         answer: Future[T] = Future()
         self._queue.put((work, answer))
-        if self._closed:
-            self._refuse()
         try:
             return answer.result(self._wait_s)
         except Late as error:
@@ -52,18 +48,6 @@ class Requests(Generic[S]):
             raise BusyError(
                 f"the run is busy and has not answered for {self._wait_s:g} s: try again"
             ) from error
-
-    def close(self) -> None:
-        """Refuse what waits, and all that comes: the loop has ended."""
-        self._closed = True
-        self._refuse()
-
-    def _refuse(self) -> None:
-        with suppress(Empty):
-            while True:
-                _, answer = self._queue.get_nowait()
-                if answer.set_running_or_notify_cancel():
-                    answer.set_exception(BusyError("the run is not served any more"))
 
     def serve(self, served: S) -> None:
         """Do all the work that waits; for the loop."""

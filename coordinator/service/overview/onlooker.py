@@ -1,7 +1,7 @@
 """An onlooker of a run: it is told what happens, and changes nothing.
 
-The loop of the service and the courses tell it, in their thread. This one looks away: it is for runs
-that nobody watches, such as simulations. `Overview` is the one that remembers.
+The loop of the service and the courses tell it, in their thread. This one looks away: it is for
+runs that nobody watches, such as simulations. `Overview` is the one that remembers.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.rounds.fleet import FleetRecord
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.round import Bid, Receipt
 
 BlockEntries = NDArray[np.int64]
@@ -42,6 +43,9 @@ class Onlooker:
 
     def left(self, device: str, reason: str = "", exit_code: int | None = None) -> None:
         """A device is gone."""
+
+    def condition(self, condition: Condition) -> None:
+        """A device told how it is."""
 
     def barred(self, device: str, reason: str | None) -> None:
         """A device may not take part, for this reason; None: it may."""

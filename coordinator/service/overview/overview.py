@@ -11,7 +11,8 @@ Rules:
 - Totals are sums over all lines of history, those of undone rounds included. In memory are the last
   `HELD_ROUNDS` rounds, as many characters of each device's strip, and of each device its last 200
   rounds (fewer with more than 500 devices: together about 100,000 entries).
-- Text that came from devices is untrusted: whoever shows it must escape it.
+- Text that came from devices is untrusted. Here it loses what is not printable, so that it cannot
+  steer a terminal; whoever puts it into a page must escape it all the same.
 """
 
 from __future__ import annotations
@@ -48,12 +49,14 @@ from coordinator.service.overview.rows import (
     DeviceRounds,
     after_round,
     new_row,
+    printable,
     round_entry,
     shown,
     state_of,
 )
 from coordinator.service.overview.strip import HELD, LEGEND
 from edge_sdk import __version__
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.round import Bid, Outcome, Receipt
 
 HELD_ROUNDS = HELD
@@ -281,8 +284,24 @@ class Overview(Onlooker):
 
     def left(self, device: str, reason: str = "", exit_code: int | None = None) -> None:
         """See `Onlooker`."""
-        error = {"last_error": f"{reason or 'it stopped'} (exit code {exit_code})"}
+        said = printable(reason) or "it stopped"
+        error = {"last_error": f"{said} (exit code {exit_code})"}
         self._update(device, present=False, **(error if exit_code else {}))
+
+    def condition(self, condition: Condition) -> None:
+        """See `Onlooker`."""
+        told: OverviewRow = {
+            name: getattr(condition, name)
+            for name in (
+                *("battery", "charging", "temperature_c", "memory_free_mb", "memory_mb"),
+                *("energy_today_j", "energy_budget_j", "profile"),
+            )
+        }
+        told["labels"] = dict(condition.labels)
+        told["version"] = printable(condition.version)
+        if condition.last_error:
+            told["last_error"] = printable(condition.last_error)
+        self._update(condition.device, last_seen=self._clock(), **told)
 
     def barred(self, device: str, reason: str | None) -> None:
         """See `Onlooker`."""
@@ -303,7 +322,7 @@ class Overview(Onlooker):
         with self._changed:
             changes: OverviewRow = {
                 "level": bid.level,
-                "reason": bid.reason,
+                "reason": printable(bid.reason),
                 "code": None if bid.level is not None else bid.code,
                 "round": bid.round,
                 "last_seen": self._clock(),
@@ -313,7 +332,7 @@ class Overview(Onlooker):
             if bid.level is None:
                 changes["state"] = "skipped"
                 if bid.code in FAILURES:
-                    changes["last_error"] = bid.reason
+                    changes["last_error"] = changes["reason"]
             elif not (busy and row is not None and row["round"] == bid.round):
                 changes["state"] = "asked"
             if bid.samples:
@@ -526,7 +545,7 @@ class Overview(Onlooker):
         column = "rejected" if outcome == Outcome.REJECTED.value else "late"
         changes: OverviewRow = {column: row[column] + 1}
         if column == "rejected":
-            changes["last_error"] = f"round {round}: {reason}"
+            changes["last_error"] = f"round {round}: {printable(reason)}"
         past = self._past.get(device)
         if past is not None:
             past.correct(round, self._places.get(round), outcome, reason)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, overload
 
 from coordinator.rounds.arrivals import REFUSED as REFUSED_CODE
 from coordinator.rounds.report import SILENT as SILENT_CODE
@@ -25,7 +25,6 @@ MOST_ENTRIES = 100_000
 """Rounds of all devices together that are kept, as far as each has its last `LEAST_ROUNDS`."""
 LEAST_ROUNDS = 20
 
-STATES = ("offline", "idle", "asked", "training", "kept", "skipped", "quarantined", "paused")
 PAUSED_CODE = "paused"
 """Code of the skip of a device that its owner paused."""
 
@@ -62,6 +61,21 @@ _NEW: OverviewRow = {
 _OWN = {"_counted": 0, "_newest": None, "_barred": None}
 """Facts that only other columns are made of: movements that counted, the round of the newest of
 them, and why the device may not take part."""
+
+
+COLUMNS = ("device", *_NEW, "contribution", "staleness", "sequence")
+"""Keys of a row as others see it."""
+
+
+@overload
+def printable(text: str) -> str: ...
+@overload
+def printable(text: None) -> None: ...
+def printable(text: str | None) -> str | None:
+    """Return text of a device without characters that could steer a terminal."""
+    if text is None or text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else " " for each in text)
 
 
 def new_row(device: str) -> OverviewRow:
@@ -126,7 +140,8 @@ class DeviceRounds:
             self.strip.mark(place, LATE if late else REFUSED)
         for number, entry in enumerate(self.entries):
             if entry["round"] == round and entry["outcome"] != Outcome.COUNTED.value:
-                changed = {**entry, "outcome": outcome, "reason": reason or entry["reason"]}
+                why = printable(reason) or entry["reason"]
+                changed = {**entry, "outcome": outcome, "reason": why}
                 self.entries[number] = changed
                 return
 
@@ -137,7 +152,7 @@ def round_entry(round: int, part: Mapping[str, Any]) -> OverviewRow:
     return {
         "round": round,
         "level": level,
-        "reason": part["reason"],
+        "reason": printable(part["reason"]),
         "code": None if level is not None else code,
         "outcome": outcome_of(level, code),
         "loss": part["loss"],

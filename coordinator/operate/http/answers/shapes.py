@@ -67,6 +67,8 @@ _time = _is("number", "Unix time in seconds.")
 _level = _is("number", "Level: the share of every axis.", minimum=0, maximum=1)
 _accuracy = _maybe(_is("number", "Accuracy, 0 to 1."))
 
+_PAIR = _is("array", prefixItems=[_text, _count], items=False, minItems=2)
+
 _STATUS = _object(
     "State of a run.",
     task=_text,
@@ -212,7 +214,7 @@ SHAPES: dict[str, Shape] = {
                     _object(
                         id=_count,
                         parameters=_count,
-                        signature=_list(_list(_count), "Pairs of axis and group."),
+                        signature=_list(_PAIR, "Pairs of an axis's name and a group's number."),
                         covered=_is("number", "Times that it was trained."),
                         last_covered=_maybe(_is("integer", "The last round that trained it.")),
                         age=_maybe(_is("integer", "Rounds since then.")),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gzip
 import logging
 import os
+import re
+import shutil
 import socket
 import ssl
 import subprocess
@@ -222,6 +224,29 @@ def test_metrics_of_devices_are_there_on_request(tmp_path: Path) -> None:
     assert ("tessera_device_battery_ratio", frozenset(labels.items())) not in found
     labels["device"] = "c"
     assert found["tessera_device_battery_ratio", frozenset(labels.items())] == 0.8
+
+
+@pytest.mark.parametrize("name", ["alerts.yml", "grafana.json"])
+def test_examples_name_metrics_that_there_are(tmp_path: Path, name: str) -> None:
+    with staged_page(tmp_path, HttpTable(device_metrics=True)) as page:
+        known = {name for name, _ in scrape(page)}
+    text = (ROOT / "examples/operate" / name).read_text()
+    named = set(re.findall(r"\b(?:tessera_[a-z_]+|process_[a-z_]+)", text))
+    assert len(named) > 5
+    assert named <= known
+
+
+def test_alert_rules_and_settings_are_those_of_prometheus(tmp_path: Path) -> None:
+    program = shutil.which("promtool")
+    if program is None:
+        pytest.skip("needs promtool, which is not installed")
+    for name in ("alerts.yml", "prometheus.yml"):
+        shutil.copy(ROOT / "examples/operate" / name, tmp_path)
+    (tmp_path / "read.token").write_text("x")
+    for what, name in (("rules", "alerts.yml"), ("config", "prometheus.yml")):
+        line = [program, "check", what, str(tmp_path / name)]
+        done = subprocess.run(line, capture_output=True, text=True)
+        assert done.returncode == 0, done.stdout + done.stderr
 
 
 def test_tokens_and_links_are_not_logged(

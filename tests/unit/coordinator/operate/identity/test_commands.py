@@ -300,7 +300,9 @@ def allowed(rules: str, user: str, access: str, topic: str) -> bool:
 
 
 def test_access_rules_give_each_connection_its_own_topics_only() -> None:
-    rules, topics, hash = access_rules(["coordinator", "coordinator-eu"]), Topics("t"), bytes(16)
+    devices = {"pi": ("t",), "other": ("t",)}
+    rules = access_rules(["coordinator", "coordinator-eu"], devices)
+    topics, hash = Topics("t"), bytes(16)
     everything = {
         topics.task,
         topics.round,

@@ -61,7 +61,7 @@ class Site:
         fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(self.ca.decode()))
         place = JoinPlace("127.0.0.1", self.port, TASK, fingerprint)
         self.book = stack.enter_context(CodeBook(folder / "run", place, clock=self.clock))
-        self.desk = Desk(self.book, TASK, broker, self.authority, self.ca)
+        self.desk = Desk(self.book, broker, self.authority, self.ca)
         self.server = JoinServer(listener, self.context, self.desk)
         self.server.start()
         stack.callback(self.server.close)
@@ -228,7 +228,7 @@ def test_unknown_code_and_wrong_secret_are_refused_alike(site: Site) -> None:
 def test_code_of_another_task_is_refused(site: Site) -> None:
     entry = site.code()
     other = replace(entry, code=replace(entry.code, task="letters"))
-    with pytest.raises(JoinError, match="refuses: this coordinator serves the task 'digits'"):
+    with pytest.raises(JoinError, match="refuses: this code is for 'digits', not for"):
         site.join(other)
 
 
