@@ -3,25 +3,27 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pytest
 
-from coordinator.operate.broker.embedded import find_mosquitto
-from coordinator.operate.config import read_config
+from coordinator.operate.broker.embedded import embedded_broker, find_mosquitto
+from coordinator.operate.config import HttpTable, read_config
 from coordinator.operate.http.access.tokens import Role, token_path
 from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.runs import ServedRun, ServedRuns
-from coordinator.operate.serve.serving import serve
+from coordinator.operate.serve.serving import broker_table, serve
 from coordinator.service.overview.facts import RunFacts
 from coordinator.service.overview.overview import Overview
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.service import DeviceService
 from edge_sdk.protocol.messages.round import Bid
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from tests.chromium import Visitor, find_chromium, open_chromium, visiting
 from tests.integration.test_identity import TASK_FILE
 from tests.staged_runs import StagedPage, staged_page
@@ -67,21 +69,20 @@ DEVICES = 20
 class Fleet:
     """Devices of a run as threads of this process."""
 
-    def __init__(self, folder: Path, port: int) -> None:
+    def __init__(self, folder: Path, broker: str) -> None:
         rng = np.random.default_rng(3)
         (folder / "data").mkdir()
         values = rng.normal(size=(24, 4)).astype(np.float32)
         np.savez(folder / "data/own.npz", x=values, y=rng.integers(0, 3, size=24))
-        self._services = [self._device(folder, number, port) for number in range(DEVICES)]
+        self._services = [self._device(folder, number, broker) for number in range(DEVICES)]
         self._threads = [threading.Thread(target=each.run) for each in self._services]
 
     @staticmethod
-    def _device(folder: Path, number: int, port: int) -> DeviceService:
+    def _device(folder: Path, number: int, broker: str) -> DeviceService:
         own = folder / f"device-{number:02}"
         own.mkdir()
         (own / "device.toml").write_text(
-            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nweigh = false\n'
-            f"[broker]\nport = {port}\n"
+            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nweigh = false\n' + broker
         )
         return DeviceService(load_config(own / "device.toml", environment={}))
 
@@ -100,15 +101,8 @@ class Fleet:
 @contextmanager
 def served(folder: Path) -> Iterator[tuple[str, str]]:
     """Serve a run with its broker and devices; gives the page's address and a token."""
-    port, page = free_port(), free_port()
+    page = free_port()
     (folder / "task.py").write_text(TASK_FILE)
-    (folder / "run.toml").write_text(
-        '[task]\nname = "tiny"\nsource = "task.py:make_task"\n'
-        '[run]\nfolder = "run"\nrounds = 100000\nsteps = 1\nbatch_size = 8\n'
-        f"[round]\nmin_devices = {DEVICES}\nbid_s = 600\ntrain_deadline_s = 600\n"
-        f"[http]\nport = {page}\n"
-        f"[broker]\nembedded = true\nprobe = false\nport = {port}\n"
-    )
     said: list[str] = []
     failures: list[BaseException] = []
     stop = threading.Event()
@@ -121,12 +115,20 @@ def served(folder: Path) -> Iterator[tuple[str, str]]:
 
     coordinator = threading.Thread(target=run)
     with ExitStack() as stack:
+        settings = stack.enter_context(embedded_broker(folder / "broker", kind="mosquitto"))
+        broker = broker_table(settings)
+        (folder / "run.toml").write_text(
+            '[task]\nname = "tiny"\nsource = "task.py:make_task"\n'
+            '[run]\nfolder = "run"\nrounds = 100000\nsteps = 1\nbatch_size = 8\n'
+            f"[round]\nmin_devices = {DEVICES}\nbid_s = 600\ntrain_deadline_s = 600\n"
+            f"[http]\nport = {page}\n{broker}probe = false\n"
+        )
         coordinator.start()
         stack.callback(coordinator.join, HANGS_S)
         stack.callback(stop.set)
         until(lambda: failures or any("waits for" in line for line in said), lambda: said)
         assert not failures, failures
-        fleet = Fleet(folder, port)
+        fleet = Fleet(folder, broker)
         stack.callback(fleet.stop)
         fleet.start()
         yield f"http://127.0.0.1:{page}", token_path(folder / "run", Role.OPERATE).read_text()
@@ -354,7 +356,7 @@ def test_map_of_blocks_is_drawn_and_can_be_read(visitor: Visitor) -> None:
     canvas.focus()
     page.get_by_text("w, a 0, b 0: 6 parameters, trained 2 times").wait_for()
     for measure in ("age", "memory", "movement"):
-        page.locator(".switch label", has_text=measure).click()
+        page.get_by_role("radio", name=measure, exact=True).check()
     page.get_by_text("Size of its last step").wait_for()
     page.get_by_text("The same as a table").click()
     page.get_by_role("row").filter(has_text="a 0, b 0").wait_for()
@@ -365,7 +367,7 @@ def test_curves_are_drawn_against_each_measure(visitor: Visitor) -> None:
     page = visitor.page
     page.get_by_role("img", name="Accuracy against rounds. Newest: model 90.0 %").wait_for()
     for choice, words in (("hours", "hours"), ("energy", "kilojoules"), ("traffic", "megabytes")):
-        page.locator(".switch label", has_text=choice).click()
+        page.get_by_role("radio", name=choice).check()
         page.get_by_role("img", name=f"Accuracy against {words}").wait_for()
     painted = page.evaluate(
         """() => { const canvas = document.querySelector(".uplot canvas");
@@ -386,9 +388,7 @@ MOST_ROWS = 60
 
 def many_devices(folder: Path) -> ServedRuns:
     """A run whose overview knows very many devices."""
-    from coordinator.task.task import make_task
-
-    plan = make_tiny_plan(make_task)
+    plan = ModelPlan((Axis("a", (1, 1)),), (Tensor("w", "float32", (Dim(2, 0),)),))
     overview = Overview(RunFacts(task="many", run="0" * 16, folder=folder, plan=plan, rounds=9))
     overview.began()
     names = [f"device-{number:04}" for number in range(MANY)]
@@ -397,23 +397,14 @@ def many_devices(folder: Path) -> ServedRuns:
     overview.asked(names, 1)
     for number, name in enumerate(names):
         level = None if number % 3 == 0 else 0.5
-        reason = "battery 12 % is below 20 %" if level is None else ""
+        reason = "battery 12 % is below 20 %" if level is None else "half is affordable"
         overview.bid(Bid(round=1, device=name, level=level, reason=reason, code="battery"))
     runs = ServedRuns()
     runs.add(ServedRun("many", folder, overview, {}))
     return runs
 
 
-def make_tiny_plan(make_task: Callable[..., Any]) -> Any:
-    import torch
-    from torch import nn
-
-    return make_task(nn.Sequential(nn.Linear(4, 8), nn.Linear(8, 3)), torch.zeros(2, 4), groups=2).plan
-
-
 def test_very_many_devices_scroll_with_few_rows(browser: Browser, tmp_path: Path) -> None:
-    from coordinator.operate.config import HttpTable
-
     runs = many_devices(tmp_path)
     with open_http(HttpTable(), runs, tmp_path) as opened:
         assert opened is not None
@@ -448,7 +439,7 @@ def test_very_many_devices_scroll_with_few_rows(browser: Browser, tmp_path: Path
                 page.locator("[aria-sort=descending]")
             ).wait_for()
             visitor.go("#/run/many/strips")
-            page.get_by_role("link", name="device-1998").wait_for()
+            page.get_by_role("link", name="device-0000").wait_for()
             assert page.evaluate(rows) < MOST_ROWS
 
 
