@@ -86,7 +86,7 @@ def visiting(browser: Browser, origin: str, **options: Any) -> Iterator[Visitor]
 
     options = {"viewport": {"width": 1280, "height": 800}, **options}
     context = browser.new_context(**options)
-    context.set_default_timeout(10_000)
+    context.set_default_timeout(HANGS_S * 1000)
     try:
         visitor = Visitor(context.new_page(), origin)
         yield visitor
