@@ -8,6 +8,8 @@ import { plain, spaced } from "../parts/words.js";
 
 /** @typedef {import("../live/watched_run.js").WatchedRun} WatchedRun */
 
+/** Settings that hold for a whole run; of others, the coordinator says itself what cannot be. */
+const FIXED = new Set(["batch_size", "seed", "rounds", "updates"]);
 const ENDED = ["finished", "stopped"];
 
 /** @param {WatchedRun} run */
@@ -105,7 +107,7 @@ function addRounds(run) {
 /** @param {WatchedRun} run */
 function change(run) {
   const settings = Object.entries(run.status?.settings ?? {}).filter(
-    ([, value]) => typeof value === "number",
+    ([name, value]) => typeof value === "number" && !FIXED.has(name),
   );
   askFor(
     {
