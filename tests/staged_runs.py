@@ -304,9 +304,11 @@ def staged_commands(done: list[tuple[str, dict[str, Any]]]) -> dict[str, Any]:
 
 
 @contextmanager
-def staged_page(folder: Path, table: HttpTable | None = None) -> Iterator[StagedPage]:
+def staged_page(
+    folder: Path, table: HttpTable | None = None, *, view: StagedView | None = None
+) -> Iterator[StagedPage]:
     """Serve the page of a staged run."""
-    runs, view = ServedRuns(), StagedView()
+    runs, view = ServedRuns(), view or StagedView()
     done: list[tuple[str, dict[str, Any]]] = []
     runs.add(ServedRun("digits", folder, view, staged_commands(done)))
     with open_http(table or HttpTable(), runs, folder) as page:
