@@ -187,7 +187,7 @@ def many_figures(rows: ManyRows) -> Iterator[Figure]:
         yield Figure(f"{stem}.started", row.started_s, "s")
         yield Figure(f"{stem}.idle", row.idle_share * 100, "%")
         yield Figure(f"{stem}.round", row.round_s, "s")
-        yield Figure(f"{stem}.rounds_per_second", row.rounds_per_s, "1/s")
+        yield Figure(f"{stem}.rounds_per_second", row.rounds_per_s, "1/s", better="higher")
         yield Figure(f"{stem}.coordinator.cpu_per_round", row.coordinator_cpu_s, "s")
         yield Figure(f"{stem}.broker.cpu_per_round", row.broker_cpu_s, "s")
         yield Figure(f"{stem}.coordinator.rss", row.rss_mb, "MB")

@@ -162,7 +162,8 @@ def test_saved_settings_restart_the_run_and_broken_ones_do_not(stage: Stage) -> 
     assert len(stage.starts) == 1
     assert stage.error("a") == "None"
     stage.write("a", steps=7)
-    until(lambda: stage.look() or ("a", 7, False) in stage.starts)
+    stage.look(3)
+    until(lambda: stage.state("a") == "served" and ("a", 7, False) in stage.starts)
     stage.reaches("a", "served")
 
 
@@ -243,14 +244,14 @@ def test_complete_run_stays_listed_and_goes_on_when_it_gets_more_to_do(stage: St
 
 
 @pytest.mark.parametrize(
-    ("second", "words"),
-    [({"task": "a"}, "serves the task 'a' already"), ({"run": "run-a"}, "has the folder")],
+    ("task", "run", "words"),
+    [("a", "other", "serves the task 'a' already"), ("b", "run-a", "has the folder")],
 )
 def test_second_file_with_a_task_or_folder_waits_for_the_first(
-    stage: Stage, second: dict[str, str], words: str
+    stage: Stage, task: str, run: str, words: str
 ) -> None:
     first = stage.write("a")
-    stage.write("b", **second)
+    stage.write("b", task=task, run=run)
     stage.reaches("a", "served")
     assert stage.state("b") == "broken"
     assert words in stage.error("b")
