@@ -18,7 +18,7 @@ from coordinator.operate.control.forgetting import add_command as add_forget_com
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
-from coordinator.operate.results import add_commands as add_result_commands
+from coordinator.operate.results.commands import add_commands as add_result_commands
 from coordinator.operate.upkeep.commands import add_commands as add_upkeep_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
@@ -301,18 +301,16 @@ def _broker(arguments: argparse.Namespace) -> int:
 def _history(arguments: argparse.Namespace) -> int:
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
+    from coordinator.run.history import news_of
 
     entries = list(read_history(arguments.folder))
     for entry in entries:
         if arguments.json:
             print(json.dumps(entry))
-        elif back := entry.get("rolled_back"):
-            print(f"went back from round {back['from']} to round {back['to']}")
-        elif gone := entry.get("forgotten"):
-            print(
-                f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, "
-                f"{gone['time']}): {gone['blocks']} blocks in memory"
-            )
+        elif (words := news_of(entry)) is not None:
+            print(words)
+        elif "devices" not in entry:
+            continue  # of a later version
         else:
             print(_history_line(entry))
     if not arguments.json and (terms := str(run_terms(entries))):

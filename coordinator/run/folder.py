@@ -17,6 +17,7 @@
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     teachers.jsonl                blocks that each device ever trained, a line per round with news
     history.jsonl                 one line per closed round, and one per rollback (`history.py`)
+    settings.json                 settings and versions of the last start (`operate/serve/start.py`)
     evaluation/                   test data that memory does not hold, converted and mapped
 
 Rules:

@@ -33,6 +33,7 @@ from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
+from coordinator.operate.serve.start import note_start
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -272,8 +273,11 @@ def serve(
             requests=requests,
             epoch=epoch,
         )
+        note_start(run.folder, config)
         try:
             service.serve(stop)
+            if service.finished:
+                note_start(run.folder, config, finished=run.rounds()[-1])
             return service.finished
         finally:
             service.close()

@@ -1,4 +1,4 @@
-"""`tessera-coordinator export` and `evaluate`: a run's model as a file, and its accuracy."""
+"""`tessera-coordinator export` and `evaluate`: the model of a run as a file, and its accuracy."""
 
 from __future__ import annotations
 
