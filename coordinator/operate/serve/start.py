@@ -16,11 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.checksums import open_json
-from coordinator.run.folder import write_json
+from coordinator.run.folder import SETTINGS, write_json
 from edge_sdk import __version__
 from edge_sdk.program.settings.types import keys
 
-SETTINGS = "settings.json"
 TABLES = ("task", "inputs", "run", "rule", "server_optimizer", "robust", "mask", "round", "devices")
 """Tables of run.toml that are kept."""
 

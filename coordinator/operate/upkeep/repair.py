@@ -33,6 +33,7 @@ from coordinator.run.folder import (
     ABOUT,
     CHECKPOINTS,
     COUNTERS,
+    DELIVERY,
     HISTORY,
     KEPT,
     MEMORY,
@@ -40,6 +41,7 @@ from coordinator.run.folder import (
     MOVEMENTS,
     PUBLISHED,
     ROUND,
+    SETTINGS,
     TEACHERS,
     Checkpoint,
     Counters,
@@ -275,6 +277,14 @@ class _Steps:
                 f"{PUBLISHED}: is dropped; a broker may keep chunks that nobody needs",
                 partial(remove, self._folder / PUBLISHED),
             )
+        for name, lost in (
+            (SETTINGS, "the next start writes it again"),
+            (DELIVERY, "the next model is tried by some devices first, as if it were the first"),
+        ):
+            if self._is_bad(name):
+                yield RepairStep(
+                    f"{name}: is dropped; {lost}", partial(remove, self._folder / name)
+                )
         if self._is_bad(FORGET):
             yield RepairStep(
                 f"{FORGET}: is dropped; ask again to forget the device",
