@@ -220,6 +220,22 @@ def _add_run_commands(commands: Any) -> None:
     history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     history.add_argument("--json", action="store_true", help="all details, one JSON line per round")
     history.set_defaults(run=_history)
+    notify = commands.add_parser(
+        "notify",
+        help="try the URL that notices of a run are sent to",
+        description=(
+            "Sends a notice with the event `test` to the URL in [notify] of a configuration, once, "
+            "and says what the receiver answers."
+        ),
+        epilog=(
+            "exit codes: 0 the receiver took it; 1 it did not. "
+            "example: tessera-coordinator notify --test --config run.toml"
+        ),
+    )
+    notify.add_argument("--test", action="store_true", required=True, help="send a test")
+    notify.add_argument("--config", type=Path, metavar="FILE", required=True, help="the TOML file")
+    notify.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    notify.set_defaults(run=_notify)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -316,6 +332,19 @@ def _history(arguments: argparse.Namespace) -> int:
     if not arguments.json and (terms := str(run_terms(entries))):
         print(f"all rounds: {terms}")
     return 0
+
+
+def _notify(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.config import read_config
+    from coordinator.operate.serve.notices import try_receiver
+
+    config = read_config(arguments.config)
+    found = try_receiver(config.notify, config.task.name)
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        print(found["error"] or f"{found['receiver']} took the notice (status {found['status']})")
+    return 0 if found["error"] is None else 1
 
 
 def _history_line(entry: dict[str, Any]) -> str:

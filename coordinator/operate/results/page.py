@@ -13,7 +13,8 @@ from typing import Any
 
 from coordinator.operate.results.comparison import LABELS, amount, percent, summary
 from coordinator.operate.results.drawing import block_map, curve
-from coordinator.operate.results.record import COSTS, RunRecord, accuracy_of, joules_of
+from coordinator.operate.results.record import COSTS, RunRecord, joules_of
+from coordinator.rounds.report import accuracy_of
 from coordinator.run.errors import RunError
 from coordinator.run.folder import (
     MODEL,

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from coordinator.errors import ConfigError
 from coordinator.operate.serve.start import StartFacts, read_start
+from coordinator.rounds.report import accuracy_of
 from coordinator.run.folder import ABOUT, About, is_run, read_about, read_history
 from coordinator.run.history import news_of
 from edge_sdk.program.control import is_served
@@ -173,15 +174,6 @@ def _state(folder: Path, start: StartFacts, lines: Sequence[Mapping[str, Any]]) 
         return "served"
     ended = lines and start.finished is not None and lines[-1]["round"] == start.finished
     return "finished" if ended else "stopped"
-
-
-def accuracy_of(line: Mapping[str, Any]) -> float | None:
-    """Return the accuracy of a round's level to deploy, else of the whole model; None: unknown."""
-    for level in line.get("levels", ()):
-        if level["level"] == line.get("deploy") and level["accuracy"] is not None:
-            return float(level["accuracy"])
-    found = line.get("accuracy")
-    return None if found is None else float(found)
 
 
 def joules_of(line: Mapping[str, Any]) -> float | None:

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -32,6 +32,7 @@ from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.serve.charge import take_charge
+from coordinator.operate.serve.notices import Notices
 from coordinator.operate.serve.progress import ServeProgress
 from coordinator.operate.serve.start import note_start
 from coordinator.operate.taskfile import (
@@ -42,8 +43,16 @@ from coordinator.operate.taskfile import (
     make_root,
 )
 from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.report import RoundReport
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
+from coordinator.run.folder import (
+    About,
+    Run,
+    check_run_free,
+    create_run,
+    is_run,
+    read_history,
+)
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.service import Service, ServiceConfig, can_survey
@@ -249,9 +258,14 @@ def serve(
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
         )
-        board = None
+        watches: list[Callable[[RoundReport], object]] = []
         if config.run.tensorboard is not None:
-            board = stack.enter_context(TensorBoardSink(config.run.tensorboard))
+            watches.append(stack.enter_context(TensorBoardSink(config.run.tensorboard)).write)
+        notices = None
+        if config.notify.url is not None:
+            told = read_history(run.folder)
+            notices = Notices(config.notify, task=run.about.task, run=run.about.run, history=told)
+            watches.append(stack.enter_context(notices).watch)
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
@@ -267,7 +281,7 @@ def serve(
             service_config,
             open_link=opener,
             evaluate=evaluate,
-            watch=None if board is None else board.write,
+            watch=partial(_show_all, watches) if watches else None,
             root=root,
             watchdog=watchdog,
             requests=requests,
@@ -278,9 +292,16 @@ def serve(
             service.serve(stop)
             if service.finished:
                 note_start(run.folder, config, finished=run.rounds()[-1])
+                if notices is not None:
+                    notices.finished()
             return service.finished
         finally:
             service.close()
+
+
+def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundReport) -> None:
+    for watch in watches:
+        watch(report)
 
 
 @contextmanager

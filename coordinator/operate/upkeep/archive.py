@@ -176,7 +176,9 @@ def _header(found: dict[str, object]) -> PackHeader:
         rows.append((path, size))
     known: tuple[int, str] | None = None
     if epoch is not None:
-        counter, instance = epoch  # type: ignore[misc]
+        if not isinstance(epoch, list) or len(epoch) != 2:
+            raise TypeError("the epoch is none")
+        counter, instance = epoch
         if type(counter) is not int or not isinstance(instance, str):
             raise TypeError("the epoch is none")
         known = counter, instance
