@@ -43,7 +43,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -417,11 +417,11 @@ class Run:
         if len(rounds := self.rounds()) > 1:
             self._remove_checkpoint(rounds[-1])
 
-    def prune(self, *, keep_last: int, keep_every: int) -> None:
-        """Keep the last few checkpoints, every n-th one and the best; remove the others."""
-        numbers, best = self.rounds(), self.best_round()
+    def prune(self, *, keep_last: int, keep_every: int, needed: Collection[int] = ()) -> None:
+        """Keep the last few checkpoints, every n-th one, the best and those needed."""
+        numbers, kept = self.rounds(), {self.best_round(), *needed}
         for number in numbers[:-keep_last]:
-            if number % keep_every and number != best:
+            if number % keep_every and number not in kept:
                 self._remove_checkpoint(number)
 
     def best_round(self) -> int | None:

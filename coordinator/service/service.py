@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
@@ -34,10 +34,12 @@ from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.report import RoundReport
+from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import (
     CHUNKS,
+    DELIVERY,
     MEMORY,
     MOVEMENTS,
     PUBLISHED,
@@ -59,10 +61,12 @@ from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, make_model
 from coordinator.service.courses.rounds import RoundsCourse
+from coordinator.service.outgoing.canary import CanarySettings
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
+from coordinator.service.outgoing.rollout import Rollout
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.store import Keeping, RunOnDisk
@@ -139,6 +143,8 @@ class ServiceConfig:
     """True if the broker keeps chunks; otherwise the coordinator sends those devices ask for."""
     max_devices: int = MAX_DEVICES
     """Most devices to listen to; further names are ignored."""
+    canary: CanarySettings = field(default_factory=CanarySettings)
+    """Who tries a new model for inference before the others get it."""
 
 
 class Service:
@@ -181,7 +187,7 @@ class Service:
         self._repair_due_s = clock()
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
-        self._clock = clock
+        self._clock, self._wall = clock, wall
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
         # Twice what a device may have in flight, because a link may deliver messages twice.
@@ -281,17 +287,31 @@ class Service:
         self._inbox.expects = self._receiving.expects
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
         run.check_digest(checkpoint, model.digest)
+        outlet = BrokerOutlet(
+            model,
+            self._publisher,
+            self._store,
+            run=run.about.run,
+            clock=self._clock,
+            needs_statistics=any(e.kind == "statistics" for e in run.task.manifest.graphs),
+        )
+        rollout = None
+        if config.canary.share is not None:
+            rollout = Rollout(
+                config.canary,
+                path=run.folder / DELIVERY,
+                run=run.about.run,
+                outlet=outlet,
+                devices=self._trusted,
+                record=run.record,
+                wall=self._wall,
+            )
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
             model=model,
-            outlet=BrokerOutlet(
-                model,
-                self._publisher,
-                self._store,
-                run=run.about.run,
-                clock=self._clock,
-                needs_statistics=any(e.kind == "statistics" for e in run.task.manifest.graphs),
-            ),
+            outlet=outlet,
+            rollout=rollout,
+            history=run.history.entries,
             evaluate=evaluate,
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
@@ -336,9 +356,16 @@ class Service:
             self._step(self._wait_s())
         until = self._clock() + LINGER_S
         while (self._present or over) and not stop.is_set() and self._clock() < until:
+            if self._undecided and self._present:
+                until = self._clock() + LINGER_S  # they are still answering
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
             if over and self._away_since is not None:
                 until = self._clock() + LINGER_S  # not connected yet
+
+    @property
+    def _undecided(self) -> bool:
+        """True while some devices try a model for inference."""
+        return self._parts.rollout is not None and self._parts.rollout.undecided
 
     def _step(self, wait_s: float) -> None:
         now = self._clock()
@@ -403,6 +430,8 @@ class Service:
         if self._room.full is None and self._is_due():
             self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
+        if self._parts.rollout is not None and self._fence.in_charge:
+            self._parts.rollout.tick()
         self._requests.serve(self)
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
@@ -451,6 +480,13 @@ class Service:
             self._wait_due_s = now + MAX_WAIT_S
             if said := self._waits.note(self._course.waits_for, now):
                 self._watchdog.status(said)
+
+    def _trusted(self) -> set[str]:
+        """Devices that are present and not quarantined; none before the course begins."""
+        course = getattr(self, "_course", None)
+        if course is None:
+            return set()
+        return self._present - quarantined(course.state.fleet.standings).keys()
 
     def forget(self, device: str, by: str) -> Forgotten:
         """Let go of all that is kept of a device. Raises `ConfigError` while a round closes."""

@@ -257,6 +257,7 @@ def serve(
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
+            canary=config.delivery,
         )
         watches: list[Callable[[RoundReport], object]] = []
         if config.run.tensorboard is not None:
