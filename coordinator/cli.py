@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import add_command as add_forget_command
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
+from coordinator.operate.control.showing import add_commands as add_showing_commands
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
 from coordinator.operate.results.commands import add_commands as add_result_commands
@@ -57,6 +58,8 @@ def make_parser() -> argparse.ArgumentParser:
             "  tessera-coordinator demo                      watch eight unequal devices train\n"
             "  tessera-coordinator init run.toml             writes settings to start from\n"
             "  tessera-coordinator serve --config run.toml   runs the coordinator\n"
+            "  tessera-coordinator status run                what a run does and waits for\n"
+            "  tessera-coordinator devices run               who is there, and why they skip\n"
             "  tessera-coordinator history run               shows the rounds of a run\n"
             "  tessera-coordinator export run --format onnx --out model.onnx"
         ),
@@ -67,6 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     add_result_commands(commands)
     _add_serve(commands)
+    add_showing_commands(commands)
     _add_run_commands(commands)
     add_forget_command(commands)
     add_quarantine_commands(commands)

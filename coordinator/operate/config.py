@@ -29,6 +29,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
+from coordinator.service.admission.demands import Demands
 from coordinator.service.outgoing.canary import CanarySettings
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
@@ -403,6 +404,12 @@ class DeliveryTable(CanarySettings):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesTable(Demands):
+    """Who may take part; without a key, everybody. A device that does not fit is told why, and
+    `status` shows it as barred (docs/operate.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Settings of a coordinator, checked. Made by `read_config`."""
 
@@ -419,6 +426,7 @@ class ServeConfig:
     join: JoinTable = field(default_factory=JoinTable)
     delivery: DeliveryTable = field(default_factory=DeliveryTable)
     notify: NotifyTable = field(default_factory=NotifyTable)
+    devices: DevicesTable = field(default_factory=DevicesTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder to which sources are relative."""
 

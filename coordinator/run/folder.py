@@ -17,7 +17,7 @@
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     teachers.jsonl                blocks that each device ever trained, a line per round with news
     history.jsonl                 one line per closed round, and one per rollback (`history.py`)
-    settings.json                 settings and versions of the last start (`operate/serve/start.py`)
+    start.json                    settings and versions of the last start (`operate/serve/start.py`)
     delivery.json                 the model that devices have for inference, and the one they try
     evaluation/                   test data that memory does not hold, converted and mapped
 
@@ -110,7 +110,7 @@ LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
 ROUND, TEACHERS, KEPT = "round.json", "teachers.jsonl", "movements.jsonl"
-SETTINGS, DELIVERY = "settings.json", "delivery.json"
+START, DELIVERY = "start.json", "delivery.json"
 
 READ_TRIES = 5
 """Attempts to read a checkpoint of a run that goes on and may remove it."""

@@ -88,9 +88,7 @@ def news_of(entry: Entry) -> str | None:
             f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, {gone['time']}): "
             f"{gone['blocks']} blocks in memory"
         )
-    if (canary := entry.get("canary")) is not None:
-        return str(canary["words"])
-    return None
+    return words if isinstance(words := entry.get("event"), str) else None
 
 
 def _is_whole(line: bytes) -> bool:

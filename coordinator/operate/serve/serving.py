@@ -30,6 +30,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.notices import Notices
@@ -55,6 +56,8 @@ from coordinator.run.folder import (
 )
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
+from coordinator.service.overview.facts import keep_facts
+from coordinator.service.overview.folder import overview_for
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import remove, write_whole
@@ -258,6 +261,7 @@ def serve(
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
             canary=config.delivery,
+            demands=config.devices,
         )
         watches: list[Callable[[RoundReport], object]] = []
         if config.run.tensorboard is not None:
@@ -270,7 +274,13 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
-        commands = {**forget_commands(requests), **quarantine_commands(requests)}
+        overview = overview_for(run, machine)
+        keep_facts(run.folder, overview.facts)
+        commands = {
+            **forget_commands(requests),
+            **quarantine_commands(requests),
+            **overview_commands(overview),
+        }
         joining = stack.enter_context(_join(config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
@@ -287,6 +297,7 @@ def serve(
             watchdog=watchdog,
             requests=requests,
             epoch=epoch,
+            overview=overview,
         )
         note_start(run.folder, config)
         try:
@@ -298,6 +309,7 @@ def serve(
             return service.finished
         finally:
             service.close()
+            keep_facts(run.folder, overview.facts)
 
 
 def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundReport) -> None:

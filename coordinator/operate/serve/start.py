@@ -1,6 +1,6 @@
 """Facts of a run's last start, kept in its folder: settings, versions, and how it ended.
 
-    <run>/settings.json    {"time", "settings": {"run.rounds": 50, …}, "versions", "finished"}
+    <run>/start.json    {"time", "settings": {"run.rounds": 50, …}, "versions", "finished"}
 
 Only settings that say how a run trains are kept, so that nothing secret is among them. A run does
 not need the file: without it, less is known of the run.
@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.checksums import open_json
-from coordinator.run.folder import SETTINGS, write_json
+from coordinator.run.folder import START, write_json
 from edge_sdk import __version__
 from edge_sdk.program.settings.types import keys
 
@@ -60,13 +60,13 @@ def note_start(folder: Path, config: Any, *, finished: int | None = None) -> Non
         "versions": versions,
         "finished": finished,
     }
-    write_json(folder / SETTINGS, content)
+    write_json(folder / START, content)
 
 
 def read_start(folder: Path) -> StartFacts:
     """Read them. A file that is damaged or not there says nothing."""
     try:
-        content = open_json((folder / SETTINGS).read_bytes())
+        content = open_json((folder / START).read_bytes())
         return StartFacts(
             time=float(content["time"]),
             settings=dict(content["settings"]),

@@ -32,7 +32,7 @@ from coordinator.run.folder import (
     MOVEMENTS,
     PUBLISHED,
     ROUND,
-    SETTINGS,
+    START,
     TEACHERS,
     Checkpoint,
     Journals,
@@ -232,7 +232,7 @@ class Inspection:
         path = self._folder / PUBLISHED
         if path.is_file():
             yield self._tried(path, lambda: open_sealed(path.read_bytes()))
-        for name in (SETTINGS, DELIVERY):
+        for name in (START, DELIVERY):
             small = self._folder / name
             if small.is_file():
                 yield self._tried(small, partial(_open_file, small))

@@ -41,7 +41,7 @@ from coordinator.run.folder import (
     MOVEMENTS,
     PUBLISHED,
     ROUND,
-    SETTINGS,
+    START,
     TEACHERS,
     Checkpoint,
     Counters,
@@ -278,7 +278,7 @@ class _Steps:
                 partial(remove, self._folder / PUBLISHED),
             )
         for name, lost in (
-            (SETTINGS, "the next start writes it again"),
+            (START, "the next start writes it again"),
             (DELIVERY, "the next model is tried by some devices first, as if it were the first"),
         ):
             if self._is_bad(name):

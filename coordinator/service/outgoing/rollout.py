@@ -90,7 +90,7 @@ class Rollout:
         other checkpoints that are kept.
         """
         if self._line is not None and self._line not in [each.get("canary") for each in lines]:
-            self._record({"canary": self._line})
+            self._record(_entry(self._line))
         for choice in CHOICES:
             self._outlet.deliver_none(choice)
         kept = {number: read(number) for number in self.state.rounds}
@@ -230,7 +230,7 @@ class Rollout:
         if self._line is not None:
             facts = {"event": "canary", **self._line}
             log.info("delivery: %s", self._line["words"], extra={"facts": facts})
-            self._record({"canary": self._line})
+            self._record(_entry(self._line))
 
     def _keep(self, state: CanaryState, line: Mapping[str, Any] | None) -> None:
         """Write the state to disk."""
@@ -241,6 +241,11 @@ class Rollout:
 def _milliseconds(seconds: float) -> float:
     """Return Unix seconds with milliseconds."""
     return round(seconds, 3)
+
+
+def _entry(line: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a line of history."""
+    return {"time": line["time"], "event": line["words"], "canary": dict(line)}
 
 
 def _read(path: Path) -> tuple[CanaryState, Mapping[str, Any] | None]:
