@@ -377,8 +377,8 @@ class NotifyTable:
     """Points that the accuracy of the level to deploy has to be below the best …"""
     fell_rounds: Count = 3
     """… and rounds in a row, until that is told."""
-    secret: Annotated[Path | None, Example("notify.secret")] = None
-    """File with a secret that signs notices: the header X-Tessera-Signature then has their
+    signing_key: Annotated[Path | None, Example("notify.key")] = None
+    """File with a key that signs notices: the header X-Tessera-Signature then has their
     HMAC-SHA256."""
     ca: Annotated[Path | None, Example("ca.pem")] = None
     """Certificate authority of an https URL; without it, the system's."""

@@ -51,6 +51,8 @@ COORDINATOR_TABLES = (
         "round",
         "join",
         "devices",
+        "delivery",
+        "notify",
     ),
 )
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""

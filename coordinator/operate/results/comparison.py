@@ -11,14 +11,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.operate.results.record import COSTS, Cost, RunRecord
+from coordinator.operate.results.record import COSTS, CostName, RunRecord
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 PALETTE = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#56B4E9", "#D55E00", "#000000", "#999933")
 """Colours that people with any kind of colour vision can tell apart (after Okabe and Ito)."""
-LABELS: Mapping[Cost, str] = {
+LABELS: Mapping[CostName, str] = {
     "rounds": "rounds",
     "hours": "hours of rounds",
     "joules": "joules of all devices",
@@ -45,14 +45,14 @@ def differing(records: Sequence[RunRecord]) -> dict[str, list[Any]]:
     return {name: each for name, each in values.items() if any(one != each[0] for one in each)}
 
 
-def total(record: RunRecord, cost: Cost) -> float | None:
+def total(record: RunRecord, cost: CostName) -> float | None:
     """Return what a run cost in all; None: not known."""
     last = record.last
     return None if last is None else last.spent(cost, len(record.costs))
 
 
 def at_equal_cost(
-    records: Sequence[RunRecord], cost: Cost
+    records: Sequence[RunRecord], cost: CostName
 ) -> tuple[float | None, list[float | None]]:
     """Return the cost that all runs reached, and each one's accuracy by then."""
     known = [total(each, cost) for each in records]
@@ -149,7 +149,7 @@ def percent(share: float | None) -> str:
     return "–" if share is None else f"{share:.2%}"
 
 
-def amount(value: float | None, cost: Cost) -> str:
+def amount(value: float | None, cost: CostName) -> str:
     """Write a cost with its unit; a dash if it is not known."""
     if value is None:
         return "–"
@@ -172,7 +172,7 @@ def lines_of(rows: Sequence[Sequence[str]]) -> list[str]:
     return found
 
 
-def save_comparison(records: Sequence[RunRecord], path: Path, against: Cost) -> None:
+def save_comparison(records: Sequence[RunRecord], path: Path, against: CostName) -> None:
     """Plot the accuracy of every run against a cost."""
     from matplotlib.figure import Figure
 

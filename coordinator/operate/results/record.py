@@ -21,8 +21,8 @@ from coordinator.run.folder import ABOUT, About, is_run, read_about, read_histor
 from coordinator.run.history import news_of
 from edge_sdk.program.control import is_served
 
-Cost = Literal["rounds", "hours", "joules", "bytes"]
-COSTS: tuple[Cost, ...] = ("rounds", "hours", "joules", "bytes")
+CostName = Literal["rounds", "hours", "joules", "bytes"]
+COSTS: tuple[CostName, ...] = ("rounds", "hours", "joules", "bytes")
 MAX_DEPTH = 6
 """Folders below one that is searched for runs."""
 
@@ -38,7 +38,7 @@ class RoundCost:
     joules: float | None
     bytes: int
 
-    def spent(self, cost: Cost, number: int) -> float | None:
+    def spent(self, cost: CostName, number: int) -> float | None:
         """Return a cost by this round, which is the `number`-th."""
         return float(number) if cost == "rounds" else getattr(self, cost)
 
@@ -99,7 +99,7 @@ class RunRecord:
         """Trainings that devices took part in."""
         return sum(e["level"] is not None for line in self.lines for e in line["devices"])
 
-    def within(self, cost: Cost, most: float) -> RoundCost | None:
+    def within(self, cost: CostName, most: float) -> RoundCost | None:
         """Return the newest round with a known accuracy by which the run had cost no more."""
         found = None
         for number, each in enumerate(self.costs, 1):

@@ -9,7 +9,7 @@ not taken it after `TRIES` tries. Redirects are refused, certificates are checke
 may arrive twice: `id` tells.
 
     POST <url>   Content-Type: application/json
-    X-Tessera-Signature: sha256=<HMAC-SHA256 of the body, in hex>    with `secret`
+    X-Tessera-Signature: sha256=<HMAC-SHA256 of the body, in hex>    with `signing_key`
 
     {"v": 1, "id": "3f0a…", "event": "finished", "task": "digits", "run": "0123…", "round": 50,
      "time": 1767225600.0, "text": "the run is complete after round 50", "details": {…}}
@@ -141,7 +141,7 @@ class Notices:
         close_s: float = CLOSE_S,
     ) -> None:
         """`history`: lines of the run so far, of which nothing is told again. `is_quiet`: the run
-        stands still on purpose. Raises `ConfigError` for a secret that cannot be read.
+        stands still on purpose. Raises `ConfigError` for a key that cannot be read.
         """
         self._config, self._task, self._run = config, task, run
         self._receiver = Receiver(config, timeout_s=timeout_s)
@@ -293,11 +293,11 @@ class Receiver:
     """The URL that notices are sent to."""
 
     def __init__(self, config: NotifyTable, *, timeout_s: float = TIMEOUT_S) -> None:
-        """Raises `ConfigError` if no URL is set, or secret or certificate cannot be read."""
+        """Raises `ConfigError` if no URL is set, or key or certificate cannot be read."""
         if config.url is None:
             raise ConfigError("notify.url is not set: name the URL that notices are sent to")
         self._url, self._timeout_s = urlsplit(config.url), timeout_s
-        self._secret = None if config.secret is None else _read_secret(config.secret)
+        self._key = None if config.signing_key is None else _read_key(config.signing_key)
         self._tls: ssl.SSLContext | None = None
         if self._url.scheme == "https":
             try:
@@ -317,8 +317,8 @@ class Receiver:
             "User-Agent": f"tessera-fl/{__version__}",
             "Connection": "close",
         }
-        if self._secret is not None:
-            digest = hmac.new(self._secret, body, "sha256").hexdigest()
+        if self._key is not None:
+            digest = hmac.new(self._key, body, "sha256").hexdigest()
             headers[SIGNATURE] = f"sha256={digest}"
         target = (self._url.path or "/") + (f"?{self._url.query}" if self._url.query else "")
         connection = self._connect()
@@ -350,14 +350,14 @@ class Receiver:
         return http.client.HTTPConnection(host, port, timeout=self._timeout_s)
 
 
-def _read_secret(path: Path) -> bytes:
-    """Read a secret, without spaces and newlines around it. Raises `ConfigError`."""
+def _read_key(path: Path) -> bytes:
+    """Read a key, without spaces and newlines around it. Raises `ConfigError`."""
     try:
         found = path.read_bytes().strip()
     except OSError as error:
-        raise ConfigError(f"notify.secret: {path} cannot be read: {error.strerror}") from error
+        raise ConfigError(f"notify.signing_key: {path} cannot be read: {error.strerror}") from error
     if not found:
-        raise ConfigError(f"notify.secret: {path} is empty")
+        raise ConfigError(f"notify.signing_key: {path} is empty")
     return found
 
 

@@ -38,7 +38,7 @@ DIGEST_BYTES = 32
 
 _NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,119}")
 
-Heard = Callable[[int], object]
+Advance = Callable[[int], object]
 """Is told of bytes that were read or written, for a progress bar."""
 
 
@@ -98,7 +98,7 @@ def _check_plain(path: Path) -> None:
 
 
 def write_pack(
-    out: Path, header: PackHeader, place: Callable[[str], Path], heard: Heard = lambda _: None
+    out: Path, header: PackHeader, place: Callable[[str], Path], heard: Advance = lambda _: None
 ) -> None:
     """Write a pack, readable by its owner only; `place` tells where a file is.
 
@@ -229,7 +229,7 @@ def extract(
     start: bytes,
     draft: Path,
     name: str,
-    heard: Heard = lambda _: None,
+    heard: Advance = lambda _: None,
 ) -> None:
     """Write the files of a pack into a new folder, and compare all digests. Raises `PackError`."""
     whole, digests = hashlib.sha256(start), []

@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from coordinator.errors import ConfigError
+from coordinator.operate.upkeep.archive import Advance
 from edge_sdk.program.command import account
 
 IDENTITY = "identity"
@@ -32,8 +33,6 @@ LEFT_OUT = (
 STOP_S = 600.0
 """Seconds to wait for a served run to stop."""
 POLL_S = 0.2
-
-Advance = Callable[[int], object]
 
 
 def add_commands(commands: Any) -> None:

@@ -57,7 +57,7 @@ class CanarySettings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trial:
+class CanaryTrial:
     """A model that some devices try."""
 
     round: int
@@ -84,7 +84,7 @@ class CanaryState:
     """Round and accuracy of the best promoted model whose accuracy is known."""
     decided: int = 0
     """Newest round whose model was promoted or rolled back."""
-    trial: Trial | None = None
+    trial: CanaryTrial | None = None
 
     @property
     def rounds(self) -> frozenset[int]:
@@ -124,7 +124,9 @@ def begin(
     elif draws:
         share = max(share, math.nextafter(draws[min(wanted, len(draws)) - 1], 2.0))
     members = max(settings.min_devices, sum(draw < share for draw in draws))
-    trial = Trial(round=round, share=min(share, 1.0), members=members, since=now, accuracy=accuracy)
+    trial = CanaryTrial(
+        round=round, share=min(share, 1.0), members=members, since=now, accuracy=accuracy
+    )
     return replace(state, trial=trial)
 
 
@@ -208,5 +210,5 @@ def unpack_state(content: Mapping[str, Any]) -> CanaryState:
         promoted=None if content["promoted"] is None else int(content["promoted"]),
         best=None if best is None else (int(best[0]), float(best[1])),
         decided=int(content["decided"]),
-        trial=None if trial is None else Trial(**trial),
+        trial=None if trial is None else CanaryTrial(**trial),
     )

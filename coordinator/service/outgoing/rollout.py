@@ -33,7 +33,7 @@ LATEST: tuple[Choice, ...] = ("latest",)
 LATEST_AND_BEST: tuple[Choice, ...] = ("latest", "best")
 TRIAL: tuple[Choice, ...] = ("canary",)
 
-Trained = Callable[[LevelScores, Any], LevelScores]
+Deliverable = Callable[[LevelScores, Any], LevelScores]
 """Returns the levels that can be delivered, as `Parts.trained`."""
 
 
@@ -81,7 +81,7 @@ class Rollout:
         levels: LevelScores,
         model: GlobalModel,
         read: Callable[[int], Checkpoint | None],
-        trained: Trained,
+        trained: Deliverable,
         lines: Iterable[Mapping[str, Any]],
     ) -> None:
         """Announce again what was announced before this start.

@@ -14,7 +14,7 @@ from coordinator.run.history import news_of
 from coordinator.service.outgoing.canary import (
     CanarySettings,
     CanaryState,
-    Trial,
+    CanaryTrial,
     begin,
     ended,
     pack_state,
@@ -230,7 +230,7 @@ def told(world: World) -> list[str]:
 
 
 def rounds_of(world: World) -> list[int | None]:
-    found = [announced(world, choice) for choice in ("latest", "best", "canary")]  # type: ignore[arg-type]
+    found = [announced(world, choice) for choice in ("latest", "best", "canary")]
     return [None if each is None else each.round for each in found]
 
 
@@ -256,7 +256,8 @@ def test_model_is_tried_promoted_and_another_rolled_back(worlds: Worlds) -> None
     assert rounds_of(world) == [1, 1, 3]
     answers(world, 0.8)
     assert rounds_of(world) == [3, 3, None]
-    commit(world), answers(world, 0.8)
+    commit(world)
+    answers(world, 0.8)
     assert rounds_of(world) == [4, 3, None]  # its accuracy is below the best
     assert told(world) == [
         *("started", "promoted", "started", "rolled_back", "started", "promoted"),
@@ -271,7 +272,8 @@ def test_model_is_tried_promoted_and_another_rolled_back(worlds: Worlds) -> None
 
 def test_checkpoints_of_delivered_models_stay(worlds: Worlds) -> None:
     world = world_of(worlds)
-    commit(world), answers(world, 0.1, None)
+    commit(world)
+    answers(world, 0.1, None)
     commit(world)  # on trial for ever
     for _ in range(6):
         commit(world)
@@ -293,7 +295,8 @@ def test_kill_at_any_moment_ends_the_same(
 ) -> None:
     """Between groups, too: the votes that were heard count, and all is told once."""
     world = world_of(worlds, 0.2, 0.6)
-    commit(world), answers(world, 0.1, None)
+    commit(world)
+    answers(world, 0.1, None)
     if moment == "begun":
         commit(world)
         world.restart()
@@ -348,13 +351,16 @@ def test_time_limit_counts_across_a_restart(worlds: Worlds) -> None:
 
 def test_rollback_of_the_run_takes_its_models_along(worlds: Worlds) -> None:
     world = world_of(worlds)
-    commit(world), answers(world, 0.1, None)
-    commit(world), answers(world, 0.8)
+    commit(world)
+    answers(world, 0.1, None)
+    commit(world)
+    answers(world, 0.8)
     assert rounds_of(world) == [2, 1, None]
     world.crash()
     with Run(world.folder) as run:
         run.rollback(1)
-    world.start(), world.settle()
+    world.start()
+    world.settle()
     assert rounds_of(world)[1] == 1
     assert announced(world, "latest") is None
     commit(world)
@@ -397,4 +403,4 @@ def test_asynchronous_run_tries_its_models_too(worlds: Worlds) -> None:
 
 
 def test_trial_is_plain_data() -> None:
-    assert Trial(round=1, share=1.0, members=1, since=0.0).votes == {}
+    assert CanaryTrial(round=1, share=1.0, members=1, since=0.0).votes == {}

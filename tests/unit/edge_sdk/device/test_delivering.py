@@ -286,7 +286,6 @@ def test_data_that_does_not_fit_judges_nothing(tmp_path: Path) -> None:
 def test_tried_model_is_judged_beside_the_old_one(tmp_path: Path) -> None:
     device = Device(tmp_path, margin=1.0)
     assert device.take(notice(1), Source(theta(1)))
-    assert device.delivering.tried is None
     trial = notice(2, canary=0.5)
     assert device.take(trial, Source(theta(2)))
     assert device.held == 2

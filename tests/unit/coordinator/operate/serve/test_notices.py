@@ -100,7 +100,7 @@ def test_notice_is_json_and_signed(tmp_path: Path) -> None:
     secret = tmp_path / "secret"
     secret.write_text("hush\n")
     with hook() as found:
-        with notices(found.url, secret=secret) as sent:
+        with notices(found.url, signing_key=secret) as sent:
             sent.finished()
         assert found.events == ["finished"]
         content = json.loads(found.bodies[0])
@@ -262,5 +262,5 @@ def test_command_sends_a_test(tmp_path: Path, capsys: pytest.CaptureFixture[str]
         said = json.loads(capsys.readouterr().out)
         assert "key=1" not in str(said)  # the rest of a URL may be secret
         assert "status 404" in said["error"]
-    path.write_text(f'{text}[notify]\nurl = "{found.url}"\nsecret = "absent"\n')
+    path.write_text(f'{text}[notify]\nurl = "{found.url}"\nsigning_key = "absent"\n')
     assert main(["notify", "--test", "--config", str(path)]) == 2
