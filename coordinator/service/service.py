@@ -70,6 +70,7 @@ from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.rollout import Rollout
 from coordinator.service.outgoing.sending import ChunkSending
+from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
 from coordinator.service.overview.overview import Overview
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
@@ -159,6 +160,8 @@ class ServiceConfig:
     """Who tries a new model for inference before the others get it."""
     demands: Demands = field(default_factory=Demands)
     """Who may take part."""
+    view_s: float | None = None
+    """Least seconds between two messages for dashboards; None: there are none."""
 
 
 class Service:
@@ -246,6 +249,11 @@ class Service:
             (self._topics.up_chunks, True),
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
+        self._views = None
+        if config.view_s is not None:
+            self._views = StatusTopics(
+                self._link, self._topics, self._overview, every_s=config.view_s, clock=clock
+            )
         self._store = ChunkStore(run.folder / CHUNKS)
         self._sending = ChunkSending(self._link, self._store.get, epoch=self._epoch)
         self._sending.shut = True
@@ -462,6 +470,8 @@ class Service:
             self._parts.rollout.tick()
         self._requests.serve(self)
         self._note_phase()
+        if self._views is not None and self._fence.in_charge and self._away_since is None:
+            self._views.tick()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -570,6 +580,8 @@ class Service:
             if in_charge:
                 gone = Presence(name=NAME, session=self._session, online=False)
                 self._publisher.say_presence(gone)
+                if self._views is not None:
+                    self._views.clear()
             self._link.close(flush=in_charge)
             self._store.close()
             self._overview.stopped()
@@ -690,6 +702,8 @@ class Service:
             self._publisher.say_again()
             self._say(self._course.say_again())
         self._overview.began()
+        if self._views is not None:
+            self._views.again()
         self._sending.pump()
 
     def _send_claim(self) -> None:

@@ -30,8 +30,10 @@ from edge_sdk.protocol.messages.topics import (
     BULK,
     COORDINATOR,
     MAX_DEVICE_CHARACTERS,
+    VIEWER,
     check_device,
     check_name,
+    is_named,
 )
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -61,7 +63,7 @@ COORDINATOR_TABLES = (
 def default_name() -> str:
     """A name for this machine: its host name, as far as it fits into a topic."""
     name = re.sub(r"[^a-z0-9._-]+", "-", platform.node().lower()).strip("._-")
-    if name == COORDINATOR or name.startswith(COORDINATOR + "-"):
+    if is_named(name, COORDINATOR) or is_named(name, VIEWER):
         name = f"device-{name}"
     return re.sub(f"({BULK})+$", "", name[:MAX_DEVICE_CHARACTERS]) or "device"
 

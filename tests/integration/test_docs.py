@@ -26,6 +26,7 @@ import pytest
 
 from benchmarks.fleet.sweep.grid import read_cases
 from coordinator import simulate
+from coordinator.operate.config import read_config
 from edge_sdk import load_board, load_config, load_fleet
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -159,6 +160,8 @@ LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "deliver = ": ("device.toml", load_config),
     "[simulation]": ("sweep.toml", read_sweep),
     "[[cases]]": ("cases.toml", read_cases),
+    "[devices]": ("run.toml", read_config),
+    "status_topics = ": ("run.toml", read_config),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
+from edge_sdk.protocol.errors import TesseraError
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -27,8 +28,8 @@ MAX_DEPTH = 3
 SHOWN_ROUNDS = 20
 SKIPPED = frozenset({"checkpoints", "memory", "movements", "uploads", "chunks", "model"})
 
-Ask = Callable[[], Any]
-Draw = Callable[[Any], "RenderableType"]
+_Ask = Callable[[], Any]
+_Draw = Callable[[Any], "RenderableType"]
 
 
 def add_commands(commands: Any) -> None:
@@ -122,7 +123,7 @@ def _status(arguments: argparse.Namespace) -> int:
             raise ConfigError(f"{top} is not a folder: name one in which runs are")
         return _present(
             arguments,
-            lambda: [ask_overview(each, "status") for each in find_runs(top)],
+            lambda: list(_all_statuses(top)),
             lambda found: _tables().runs_table(found),
         )
     run = _default_run() if folder is None else folder
@@ -160,6 +161,21 @@ def _devices(arguments: argparse.Namespace) -> int:
     )
 
 
+def _all_statuses(top: Path) -> Iterator[Any]:
+    """Give the status of every run in a folder; one that cannot be read is named and left out."""
+    for each in find_runs(top):
+        if (found := _status_of(each)) is not None:
+            yield found
+
+
+def _status_of(folder: Path) -> Any:
+    try:
+        return ask_overview(folder, "status")
+    except TesseraError as error:
+        print(f"{folder}: {error}", file=sys.stderr)
+        return None
+
+
 def find_runs(top: Path) -> list[Path]:
     """Return the folders of all runs in a folder, sorted."""
     from coordinator.run.folder import is_run
@@ -193,7 +209,7 @@ def _tables() -> Any:
     return tables
 
 
-def _present(arguments: argparse.Namespace, ask: Ask, draw: Draw) -> int:
+def _present(arguments: argparse.Namespace, ask: _Ask, draw: _Draw) -> int:
     """Show an answer, once or until Ctrl-C."""
 
     def say(answer: Any) -> None:
@@ -217,7 +233,7 @@ def _present(arguments: argparse.Namespace, ask: Ask, draw: Draw) -> int:
     return 0
 
 
-def _looking(ask: Ask) -> Iterator[Any]:
+def _looking(ask: _Ask) -> Iterator[Any]:
     """Ask for ever, about once a second; less often where an answer takes long."""
     while True:
         began = time.monotonic()

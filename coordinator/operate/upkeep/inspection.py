@@ -58,7 +58,7 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 NEWEST = "newest"
 """Name for a checkpoint that the history knows and that is missing."""
 
-Condition = Literal["good", "damaged", "missing"]
+FileCondition = Literal["good", "damaged", "missing"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class FileFinding:
 
     path: Path
     """Within the run's folder."""
-    condition: Condition
+    condition: FileCondition
     problem: str = ""
     size: int = 0
     """Bytes."""
@@ -254,7 +254,7 @@ class Inspection:
     def _bad(self, path: Path, error: Exception | str) -> FileFinding:
         there = path.exists()
         size = path.stat().st_size if path.is_file() else 0
-        condition: Condition = "damaged" if there else "missing"
+        condition: FileCondition = "damaged" if there else "missing"
         cause = getattr(error, "__cause__", None) or error  # the error itself repeats the path
         return FileFinding(path.relative_to(self._folder), condition, str(cause), size)
 

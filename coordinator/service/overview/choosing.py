@@ -31,11 +31,11 @@ _OPERATORS: dict[str, Callable[[Any, Any], bool]] = {
 }
 _WORDS = {"true": True, "yes": True, "false": False, "no": False}
 
-Rows = list[dict[str, Any]]
+DeviceRows = list[dict[str, Any]]
 
 
 def choose_rows(
-    rows: Rows, filters: Iterable[str] = (), sort: str | None = None
+    rows: DeviceRows, filters: Iterable[str] = (), sort: str | None = None
 ) -> list[dict[str, Any]]:
     """Return the rows for which all filters hold, sorted by a key; `-key`: the largest first.
 

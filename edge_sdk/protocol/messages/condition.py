@@ -18,6 +18,8 @@ from edge_sdk.protocol.messages.topics import check_name
 
 MAX_LABELS = 16
 MAX_LABEL_CHARACTERS = 64
+MAX_LABELS_BYTES = 1024
+"""Most bytes of all labels together: a device's messages are small."""
 MAX_VERSION_CHARACTERS = 40
 MAX_MEMORY_MB = 2.0**30
 RANGES = {
@@ -76,6 +78,11 @@ def check_labels(labels: Mapping[str, str]) -> None:
     """Raise `MessageError` unless these may be the labels of a device."""
     if len(labels) > MAX_LABELS:
         raise MessageError(f"a device has at most {MAX_LABELS} labels, not {len(labels)}")
+    if (
+        sum(len(f"{name}{value}".encode("utf-8", "replace")) for name, value in labels.items())
+        > MAX_LABELS_BYTES
+    ):
+        raise MessageError(f"the labels of a device have at most {MAX_LABELS_BYTES} bytes in all")
     for name, value in labels.items():
         check_name(name, "label")
         if not 0 < len(value) <= MAX_LABEL_CHARACTERS or not value.isprintable():
