@@ -154,7 +154,7 @@ def amount(value: float | None, cost: CostName) -> str:
     if value is None:
         return "–"
     if cost == "rounds":
-        return f"{value:.0f} rounds"
+        return f"{value:.0f} round{'s' * (value != 1)}"
     if cost == "hours":
         return f"{value:.2f} h" if value >= 0.1 else f"{value * 3600:.0f} s"
     unit = "J" if cost == "joules" else "B"

@@ -6,12 +6,13 @@ bytes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from html import escape
 
 WIDTH, HEIGHT = 760, 260
-LEFT, RIGHT, TOP, BOTTOM = 46, 14, 12, 34
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#999933")
+LEFT, RIGHT, TOP, BOTTOM = 46, 24, 12, 34
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#7A7F85", "#999933")
 DASHES = ("", "6 3", "2 3", "8 3 2 3")
 COLD, WARM = (0xF1, 0xEE, 0xE6), (0x0B, 0x4F, 0x7A)
 """Colours of a block that nobody ever trained, and of one trained in every round."""
@@ -20,8 +21,24 @@ CELLS = 48
 CELL = 13
 
 
-def curve(series: Mapping[str, Sequence[tuple[float, float]]], across: str, up: str) -> str:
-    """Draw lines through points `(x, share)`; shares are shown as percent."""
+def ticks(low: float, high: float) -> list[float]:
+    """Return about five round numbers between two."""
+    wanted = (high - low) / 5
+    if wanted <= 0:
+        return [low]
+    power = 10 ** math.floor(math.log10(wanted))
+    step = next(power * each for each in (1, 2, 5, 10) if power * each >= wanted * 0.999)
+    first = math.ceil(low / step - 1e-9)
+    return [step * number for number in range(first, math.floor(high / step + 1e-9) + 1)]
+
+
+def curve(
+    series: Mapping[str, Sequence[tuple[float, float]]],
+    across: str,
+    up: str,
+    write: Callable[[float], str] = "{:g}".format,
+) -> str:
+    """Draw lines through points `(x, share)`; shares are shown as percent, x as `write` does."""
     points = [point for line in series.values() for point in line]
     if not points:
         return "<p>No accuracy was measured.</p>"
@@ -42,19 +59,18 @@ def curve(series: Mapping[str, Sequence[tuple[float, float]]], across: str, up: 
         f'<svg viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{escape(up)}, by '
         f'{escape(across)}">'
     ]
-    for step in range(6):
-        share = low + (high - low) * step / 5
+    for share in ticks(low, high):
         _, y = at(least_x, share)
         said.append(
             f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y:.1f}" y2="{y:.1f}"/>'
             f'<text class="tick" x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">'
-            f"{100 * share:.0f}</text>"
+            f"{100 * share:.3g}</text>"
         )
-        x, _ = at(least_x + (most_x - least_x) * step / 5, low)
-        words = f"{least_x + (most_x - least_x) * step / 5:.4g}"
+    for value in ticks(least_x, most_x):
+        x, _ = at(value, low)
         said.append(
             f'<text class="tick" x="{x:.1f}" y="{HEIGHT - BOTTOM + 16}" '
-            f'text-anchor="middle">{words}</text>'
+            f'text-anchor="middle">{escape(write(value))}</text>'
         )
     for number, line in enumerate(series.values()):
         path = " ".join(f"{x:.1f},{y:.1f}" for x, y in (at(*each) for each in line))

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
+from functools import partial
 from html import escape
 from typing import Any
 
 from coordinator.operate.results.comparison import LABELS, amount, percent, summary
 from coordinator.operate.results.drawing import block_map, curve
-from coordinator.operate.results.record import COSTS, RunRecord, joules_of
+from coordinator.operate.results.record import COSTS, CostName, RunRecord, joules_of
 from coordinator.rounds.report import accuracy_of
 from coordinator.run.errors import RunError
 from coordinator.run.folder import (
@@ -126,8 +127,13 @@ def _curves(record: RunRecord) -> str:
             if (spent := each.spent(cost, number)) is not None and each.accuracy is not None
         ]
         if points:
-            drawn.append(curve({"level to deploy": points}, LABELS[cost], "accuracy"))
+            write = partial(_tick, cost=cost)
+            drawn.append(curve({"level to deploy": points}, LABELS[cost], "accuracy", write))
     return "\n".join(drawn)
+
+
+def _tick(value: float, cost: CostName) -> str:
+    return f"{value:g}" if cost == "hours" or not value else amount(value, cost)
 
 
 def _blocks(record: RunRecord) -> str:

@@ -206,7 +206,7 @@ class Parts:
         the run is so configured. See `ModelOutlet.deliver`.
         """
         if self.rollout is not None:
-            return self.rollout.made(round, levels)
+            return self.rollout.made(round, levels, final=final)
         return self.outlet.deliver(choices, round, levels, final=final)
 
     def prune(self) -> None:

@@ -59,8 +59,8 @@ class Rollout:
         self._outlet, self._devices, self._record, self._wall = outlet, devices, record, wall
         self._able: set[str] = set()
         """Devices that sent an evaluation since the start: their owners allow that."""
-        self._newest: tuple[int, LevelScores, int] | None = None
-        """The newest model without a trial: its round, scores and version."""
+        self._newest: tuple[int, LevelScores, int, bool] | None = None
+        """The newest model without a trial: its round, scores and version; True: none follows."""
         self.state, self._line = _read(path)
 
     @property
@@ -114,7 +114,7 @@ class Rollout:
             scores = trained(found.levels, found.fleet)
             self._outlet.deliver_earlier((choice,), earlier, number, scores)
         # Its trial begins once there are devices.
-        self._newest = checkpoint.round, levels, self._outlet.version
+        self._newest = checkpoint.round, levels, self._outlet.version, False
 
     def _forget(self, gone: Collection[int]) -> None:
         """Let go of models whose checkpoints a rollback of the run removed."""
@@ -131,9 +131,12 @@ class Rollout:
 
     # -- events -------------------------------------------------------------------------------
 
-    def made(self, round: int, scores: LevelScores) -> bool:
-        """Note a committed model, which is current; True if its trial begins."""
-        self._newest = round, scores, self._outlet.version
+    def made(self, round: int, scores: LevelScores, *, final: bool = False) -> bool:
+        """Note a committed model, which is current; True if its trial begins.
+
+        `final`: no other model follows.
+        """
+        self._newest = round, scores, self._outlet.version, final
         return self._begin()
 
     def heard(self, device: str, found: Evaluation) -> None:
@@ -165,7 +168,7 @@ class Rollout:
     def _begin(self) -> bool:
         if self._newest is None or self.state.trial is not None:
             return False
-        round, scores, version = self._newest
+        round, scores, version, final = self._newest
         if version != self._outlet.version or round <= self.state.decided or not scores.levels:
             self._newest = None  # the model has moved on; the next one is tried
             return False
@@ -187,10 +190,10 @@ class Rollout:
             f"(draws below {trial.share:.2f})"
         )
         self._keep(after, self._news("started", round, words))
-        if not self._outlet.deliver(TRIAL, round, scores):
-            self._keep(before, last)  # it cannot be published now
-            return False
         self._newest = None
+        if not self._outlet.deliver(TRIAL, round, scores, final=final):
+            self._keep(before, last)  # no level is ready, or it is not published: the next one
+            return False
         self._tell()
         return True
 

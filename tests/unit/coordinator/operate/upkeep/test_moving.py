@@ -19,11 +19,14 @@ from coordinator.aggregate.rules import RULES
 from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import CoordinatorError
+from coordinator.operate.results.record import read_record
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.upkeep.archive import MAGIC, PackError
 from coordinator.operate.upkeep.moving import pack_run, unpack_run
 from coordinator.run.folder import Run
 from coordinator.service.outgoing.fence import FencedError
+from edge_sdk.program.command import account
+from edge_sdk.program.control import ControlSocket
 from edge_sdk.protocol.messages.epoch import Claim, Epoch
 from edge_sdk.protocol.messages.wire import encode_message
 from tests.unit.coordinator.operate.serve.test_charge import TOPICS, Busy
@@ -164,6 +167,41 @@ def test_identity_goes_along_if_asked_for(
     assert "unencrypted" in capsys.readouterr().out
     unpack_run(pack, tmp_path / "there")
     assert (tmp_path / "there/identity/ca.key").read_text() == "key"
+
+
+def test_served_run_is_stopped_first_if_asked_for(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = interrupted(worlds).folder
+    asked: list[dict[str, str]] = []
+    stop = threading.Event()
+
+    def serve(ready: threading.Event) -> None:
+        with Run(folder):
+            commands = {"stop": lambda **given: (asked.append(given), stop.set())[0]}
+            control = ControlSocket(folder, commands)
+            control.start()
+            ready.set()
+            stop.wait()
+            control.close()
+
+    ready = threading.Event()
+    server = threading.Thread(target=serve, args=(ready,))
+    server.start()
+    ready.wait()
+    try:
+        assert read_record(folder).state == "served"
+        command = ["pack", str(folder), "--out", str(tmp_path / "pack")]
+        assert main(command) == 2
+        assert "is being served: stop it first, or add --stop" in capsys.readouterr().err
+        assert not asked
+        assert main([*command, "--stop"]) == 0
+    finally:
+        stop.set()
+        server.join()
+    assert asked == [{"when": "now", "by": account()}]
+    assert read_record(folder).state == "stopped"
+    unpack_run(tmp_path / "pack", tmp_path / "there")
 
 
 # -- hostile files -------------------------------------------------------------------------------
