@@ -176,10 +176,13 @@ def test_served_run_is_stopped_first_if_asked_for(
     asked: list[dict[str, str]] = []
     stop = threading.Event()
 
+    def answer(**given: str) -> None:
+        asked.append(given)
+        stop.set()
+
     def serve(ready: threading.Event) -> None:
         with Run(folder):
-            commands = {"stop": lambda **given: (asked.append(given), stop.set())[0]}
-            control = ControlSocket(folder, commands)
+            control = ControlSocket(folder, {"stop": answer})
             control.start()
             ready.set()
             stop.wait()
