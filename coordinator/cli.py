@@ -17,6 +17,7 @@ from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import add_command as add_forget_command
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
 from coordinator.operate.control.showing import add_commands as add_showing_commands
+from coordinator.operate.control.steering import add_commands as add_steering_commands
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
 from coordinator.operate.results.commands import add_commands as add_result_commands
@@ -74,6 +75,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_run_commands(commands)
     add_forget_command(commands)
     add_quarantine_commands(commands)
+    add_steering_commands(commands)
     add_upkeep_commands(commands)
     add_join_commands(commands)
     add_identity_commands(commands)
@@ -161,7 +163,8 @@ def _add_serve(commands: Any) -> None:
             "lists all with their errors."
         ),
         epilog=(
-            "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
+            "exit codes: 0 the run is complete, or tessera-coordinator stop ended it; "
+            "1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
             "3 another coordinator has the task, or takes it over; "
             "130 stopped by Ctrl-C; 143 stopped by SIGTERM. "
@@ -266,7 +269,7 @@ def _add_run_commands(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
-    from coordinator.operate.serve.serving import explain_failure, serve
+    from coordinator.operate.serve.serving import ServeEnd, explain_failure, serve
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import RunError, read_history
     from coordinator.service.outgoing.fence import FencedError
@@ -296,6 +299,10 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 1
     if complete and (terms := str(run_terms(read_history(config.run.folder)))):
         print(f"all rounds: {terms}")
+    if complete is ServeEnd.ORDERED:
+        again = f"tessera-coordinator serve --config {arguments.config}"
+        print(f"stopped, as asked; to go on: {again}", flush=True)
+        return 0
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
 
@@ -390,15 +397,15 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _history(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.results.record import words_of
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
-    from coordinator.run.history import news_of
 
     entries = list(read_history(arguments.folder))
     for entry in entries:
         if arguments.json:
             print(json.dumps(entry))
-        elif (words := news_of(entry)) is not None:
+        elif (words := words_of(entry)) is not None:
             print(words)
         elif "devices" not in entry:
             continue  # of a later version

@@ -71,7 +71,8 @@ def _unasked(state: RoundsState, device: str, round: int) -> Send:
         f"{device!r} has no assignment in round {round}: it got none, withdrew, or was already "
         "rejected"
     )
-    known = state.refused.get(device, reason) if round == state.round else reason
+    declined = declines(state.fleet.standings, device)
+    known = declined or (state.refused.get(device, reason) if round == state.round else reason)
     return receipt_of(device, round, Outcome.REJECTED, known)
 
 
@@ -113,7 +114,7 @@ def _on_late(
     if (device, round) in state.keeping_late:
         return state, []
     try:
-        arrival = _checked(config, state, movement, past.expected.get(device))
+        arrival = _checked(config, state, movement, past.expected.get(device), past.learning_rate)
     except MovementRefused as refusal:
         state = replace(state, refused=state.refused.putting(device, str(refusal)))
         return state, [receipt_of(device, round, Outcome.REJECTED, str(refusal))]
@@ -143,7 +144,8 @@ def on_replay(
                 f"it is {age} rounds old; the rule takes at most {replay_within(config)}"
             )
         expected = None if past is None else past.expected.get(device)
-        arrival = _checked(config, state, movement, expected)
+        rate = None if past is None else past.learning_rate
+        arrival = _checked(config, state, movement, expected, rate)
     except MovementRefused as refusal:
         return _reject(state, device, str(refusal))
     state = replace(state, keeping_replays=state.keeping_replays.putting(device, arrival.scale))
@@ -151,14 +153,19 @@ def on_replay(
 
 
 def _checked(
-    config: RoundsConfig, state: RoundsState, movement: Movement, expected: Expected | None
+    config: RoundsConfig,
+    state: RoundsState,
+    movement: Movement,
+    expected: Expected | None,
+    learning_rate: float | None = None,
 ) -> Arrival:
+    """Check a movement; `learning_rate` is that of its round, None if it is the current one."""
     return check_arrival(
         config.plan,
         movement,
         expected,
         config.up,
-        config.local_rule.learning_rate,
+        config.local_rule.learning_rate if learning_rate is None else learning_rate,
         state.fleet.usual,
         config.rms_limit,
     )

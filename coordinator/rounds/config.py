@@ -32,6 +32,8 @@ from edge_sdk.protocol.messages.survey import MAX_SURVEY_SAMPLES, MAX_SURVEYED
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import ModelPlan
 
+SettingValue = int | float | None
+"""Value of a setting that an operator may change while a run is served."""
 Best = tuple[float, int]
 """Best accuracy so far, and how many rounds, or updates, there were when it was measured."""
 UNMEASURED: Best = (-math.inf, 0)

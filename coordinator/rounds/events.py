@@ -69,6 +69,23 @@ class Released:
 
 
 @dataclass(frozen=True, slots=True)
+class Barred:
+    """An operator quarantined a device, for a reason."""
+
+    device: str
+    reason: str
+    round: int
+    """Newest round that was open then."""
+
+
+@dataclass(frozen=True, slots=True)
+class RoundsHeld:
+    """No further round is to open from now on; or, if `held` is False, rounds may open again."""
+
+    held: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time has passed."""
 

@@ -13,6 +13,7 @@ from coordinator.aggregate.screening import Scale, Usual
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.reputation import (
     Agreements,
+    DeviceStanding,
     Standings,
     agreed,
     barred,
@@ -146,6 +147,11 @@ class FleetRecord:
             standings=released(self.standings, device),
             agreements=known.dropping(device) if device in known else known,
         )
+
+    def shut_out(self, device: str, round: int, reason: str) -> FleetRecord:
+        """Return the record in which an operator quarantined a device."""
+        standing = DeviceStanding(reason=reason, quarantined=round)
+        return replace(self, standings=self.standings.putting(device, standing))
 
     def learned(self, scales: Mapping[str, Scale]) -> FleetRecord:
         """Return the record once these movements counted, whatever their order."""

@@ -21,6 +21,10 @@ Each device works at its own pace. For one device, while the run lasts:
     ASKED      its deadline                ASKED     Send(RoundOpen)
     RESTING    its deadline                ASKED     Send(RoundOpen)
     TRAINING   its deadline                ASKED     Release, Send(RoundOpen)
+    TRAINING   Barred                      RESTING   Release; its bids are declined
+    any        RoundsHeld                  same      –; a device that would be asked next is not
+    –          RoundsHeld: no longer       ASKED     Send(RoundOpen) to each device without work,
+                                                     once enough devices joined
     other      Movement                    same      Send(Receipt: late, or counted if it was)
     any        Offer                       same      Accept, or Send(Receipt) if the outcome is
                                                      known before the bytes arrive
@@ -37,6 +41,7 @@ Rules:
 - Arrivals have no cohort: they are judged by the longest movement that training can make and by
   the usual size of the past, at once, and their receipts are verdicts. A claim of samples is
   judged by the mean of earlier ones.
+- A device trains and is judged by the settings that its opening named, whatever they are now.
 - A message at the wrong time is ignored or receipted; a `Kept` at the wrong time raises.
 """
 
@@ -54,11 +59,13 @@ from coordinator.rounds.arrivals import REFUSED
 from coordinator.rounds.config import UNMEASURED, Best, RunConfig, best_of
 from coordinator.rounds.events import (
     Accept,
+    Barred,
     Joined,
     Keep,
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -145,7 +152,19 @@ class Evaluated:
 
 
 Event = (
-    Joined | Left | Bid | Offer | Movement | Replay | Uploaded | Kept | Evaluated | Released | Tick
+    Joined
+    | Left
+    | Bid
+    | Offer
+    | Movement
+    | Replay
+    | Uploaded
+    | Kept
+    | Evaluated
+    | Released
+    | Barred
+    | RoundsHeld
+    | Tick
 )
 Effect = Send | Accept | Keep | Reserve | Release | Apply
 
@@ -161,6 +180,8 @@ class DeviceWork:
     groups: GroupsByAxis | None = None
     limit: float | None = None
     """Longest movement that honest training makes of them; None: there is no bound."""
+    terms: FragmentsConfig | None = None
+    """Settings when the device was asked; None while it rests."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,6 +193,8 @@ class FragmentsState:
     openings: int = 0
     running: bool = False
     finished: bool = False
+    held: bool = False
+    """True if no device is to be asked."""
     best: Best = UNMEASURED
     """Best accuracy so far, and the number of updates it took."""
     devices: PersistentSet[str] = field(default_factory=PersistentSet)
@@ -188,6 +211,11 @@ class FragmentsState:
     def deadline(self) -> float | None:
         """Latest time to send `Tick`; None if there is no deadline."""
         return None if self.agenda is None else self.agenda.first[0]
+
+    @property
+    def idle(self) -> bool:
+        """True if no device has anything to do."""
+        return all(work.stage is Stage.RESTING for work in self.work.values())
 
 
 Due = tuple[float, str, int]
@@ -231,6 +259,10 @@ def _react(config: FragmentsConfig, state: FragmentsState, event: Event, now: fl
         case Released(device):
             standings = released(state.fleet.standings, device)
             return replace(state, fleet=replace(state.fleet, standings=standings)), []
+        case Barred():
+            return _on_barred(config, state, event, now)
+        case RoundsHeld(held):
+            return _on_held(config, state, held, now)
         case Tick():
             return _on_tick(config, state, now)
         case _:
@@ -284,18 +316,44 @@ def _on_joined(config: FragmentsConfig, state: FragmentsState, device: str, now:
         return state, []
     if state.running:
         return _ask(config, state, device, now)
-    if len(state.devices) < config.min_devices:
+    return _ask_all(config, state, now)
+
+
+def _ask_all(config: FragmentsConfig, state: FragmentsState, now: float) -> Step:
+    """Ask every device that has no work, once enough have joined."""
+    enough = state.running or len(state.devices) >= config.min_devices
+    if state.held or state.finished or not enough:
         return state, []
-    state, effects = replace(state, running=True), []
-    for name in sorted(state.devices):
+    effects: list[Effect] = []
+    state = replace(state, running=True)
+    for name in sorted(name for name in state.devices if name not in state.work):
         state, asked = _ask(config, state, name, now)
         effects += asked
     return state, effects
 
 
+def _on_held(config: FragmentsConfig, state: FragmentsState, held: bool, now: float) -> Step:
+    return _ask_all(config, replace(state, held=held), now)
+
+
+def _on_barred(config: FragmentsConfig, state: FragmentsState, event: Barred, now: float) -> Step:
+    """Quarantine a device, which no longer holds a fragment."""
+    device = event.device
+    state = replace(state, fleet=state.fleet.shut_out(device, event.round, event.reason))
+    work = state.work.get(device)
+    if work is None or work.stage is not Stage.TRAINING:
+        return state, []
+    why = f"skip: {declines(state.fleet.standings, device)}"[:MAX_REASON_CHARACTERS]
+    skip = Bid(device=device, round=work.round, level=None, reason=why)
+    state = _rest(config, _unburdened(config, state, work), skip, now)
+    return state, [Release(device, work.round)]
+
+
 def _ask(config: FragmentsConfig, state: FragmentsState, device: str, now: float) -> Step:
+    if state.held:
+        return replace(state, work=state.work.dropping(device)), []
     round = state.openings + 1
-    work = DeviceWork(Stage.ASKED, round, now + config.bid_s)
+    work = DeviceWork(Stage.ASKED, round, now + config.bid_s, terms=config)
     state = _with_work(replace(state, openings=round), device, work)
     return state, [Send(device, config.opening(round, whole=config.rule.whole_models))]
 
@@ -326,6 +384,7 @@ def _on_bid(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
 
 def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float) -> Step:
     work, device = state.work[bid.device], bid.device
+    terms = config if work.terms is None else work.terms
     (capped,) = state.fleet.capped([bid], config.samples_limit)
     fleet = state.fleet.heard([capped])
     situation = Situation(
@@ -342,10 +401,11 @@ def _assign(config: FragmentsConfig, state: FragmentsState, bid: Bid, now: float
     training = DeviceWork(
         Stage.TRAINING,
         work.round,
-        now + config.train_deadline_s,
+        now + terms.train_deadline_s,
         capped,
         groups,
-        config.limit(groups, fleet.norms),
+        terms.limit(groups, fleet.norms),
+        terms,
     )
     under_way = _under_way(config, state) + config.plan.coverage([groups])
     state = _with_work(replace(state, fleet=fleet, under_way=under_way), device, training)
@@ -415,7 +475,7 @@ def _on_movement(
             movement,
             _expected(work),
             config.up,
-            config.local_rule.learning_rate,
+            (config if work.terms is None else work.terms).local_rule.learning_rate,
             state.fleet.usual,
             config.rms_limit,
         )

@@ -19,9 +19,10 @@ from coordinator.aggregate.rules import Rule, Scaffold
 from coordinator.aggregate.screening import Scale
 from coordinator.errors import ConfigError
 from coordinator.masks import MeasuringMasks
-from coordinator.rounds.config import UNMEASURED, Best, RunConfig
+from coordinator.rounds.config import UNMEASURED, Best, RunConfig, SettingValue
 from coordinator.rounds.events import (
     Accept,
+    Barred,
     Broadcast,
     Disowned,
     Joined,
@@ -29,6 +30,7 @@ from coordinator.rounds.events import (
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -225,6 +227,8 @@ Event = (
     | Committed
     | Disowned
     | Released
+    | Barred
+    | RoundsHeld
     | Tick
 )
 """Messages from devices, and local events."""
@@ -261,6 +265,8 @@ class PastRound:
     """Why movements were rejected."""
     train_by: float | None = None
     """The round's deadline for movements; None if it was in an earlier process."""
+    learning_rate: float | None = None
+    """Learning rate of the round; None: it is not known, and was that of the settings."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,6 +281,10 @@ class OpenRound:
     """Devices of which a movement was refused, with the reason."""
     closed: bool = False
     """True if the round was closed and its commit waited for a survey: nothing more counts."""
+    settings: Mapping[str, SettingValue] = field(default_factory=dict)
+    """Settings that an operator had changed by the time the round opened."""
+    orders: int = 0
+    """Number of the newest order of an operator about a device that the round knows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -328,6 +338,8 @@ class RoundsState:
     past: Mapping[int, PastRound] = field(default_factory=dict)
     resumed: bool = False
     """True if the current round was open when the previous process stopped."""
+    held: bool = False
+    """True if no further round is to open."""
 
 
 Step = tuple[RoundsState, list[Effect]]

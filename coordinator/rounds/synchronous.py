@@ -42,6 +42,12 @@
     any       Disowned                       same      –; its movements are no longer waited for,
                                                        and one that was kept is rejected
     any       Released                       same      –; a device's bids are answered again
+    any       Barred                         same      –; a device's bids are declined; it is not
+                                                       waited for, and a movement that was kept is
+                                                       rejected at the close
+    any       RoundsHeld                     same      –; once no round is open, none opens
+    BIDDING   RoundsHeld, nobody present     WAITING   –; the round is void
+    WAITING   RoundsHeld: no longer; enough  BIDDING   Broadcast(RoundOpen)
     other     Movement, Replay: unfit        same      Send(Receipt: rejected, with the reason)
     any       Offer                          same      Accept, or Send(Receipt) if the outcome is
                                                        known before the bytes arrive
@@ -78,6 +84,8 @@ Rules:
   `away_s` once all devices still present have answered.
 - `resume` and `recount` continue a round that was open when the previous process stopped: its
   devices have their assignments, and movements with a receipt are on disk.
+- While the machine is held, the open round goes on to its end, and a round that would open next
+  does not: the machine waits. Which devices are present is kept up meanwhile.
 - Time comes with every event; `state.deadline` is the latest time to send `Tick`.
 """
 
@@ -105,6 +113,7 @@ from coordinator.rounds.arrivals import (
 )
 from coordinator.rounds.config import best_of
 from coordinator.rounds.events import (
+    Barred,
     Broadcast,
     Disowned,
     Joined,
@@ -112,6 +121,7 @@ from coordinator.rounds.events import (
     Kept,
     Left,
     Released,
+    RoundsHeld,
     Send,
     Tick,
     Uploaded,
@@ -173,6 +183,7 @@ __all__ = [
     "recount",
     "resume",
     "start",
+    "without_barred",
 ]
 
 MOST_UNCOUNTED = 8
@@ -239,6 +250,19 @@ def recount(
     return state, None
 
 
+def without_barred(state: RoundsState) -> RoundsState:
+    """Withdraw the devices from a resumed round that were quarantined since it opened.
+
+    A movement that was kept stays; it is rejected at the close.
+    """
+    for name in quarantined(state.fleet.standings):
+        owes = name in state.assigned or name in state.replaying
+        if owes and name not in state.kept:
+            declined = declines(state.fleet.standings, name)
+            state = withdraw(state, refused_bid(name, state.round, declined))
+    return state
+
+
 def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -> Step:
     match event:
         case Joined(device):
@@ -267,6 +291,10 @@ def _react(config: RoundsConfig, state: RoundsState, event: Event, now: float) -
             if state.phase is RoundPhase.WAITING and _are_enough(config, state):
                 return _open(config, state, now)
             return state, []
+        case Barred():
+            return _on_barred(config, state, event, now)
+        case RoundsHeld(held):
+            return _on_held(config, state, held, now)
         case Tick():
             if state.deadline is None or now < state.deadline:
                 return state, []
@@ -312,6 +340,30 @@ def _on_left(config: RoundsConfig, state: RoundsState, device: str, now: float) 
     if not config.invites(state.round):
         state = replace(state, selected=state.selected.dropping(device))
     return _assign_if_complete(config, state, now)
+
+
+def _on_barred(config: RoundsConfig, state: RoundsState, event: Barred, now: float) -> Step:
+    """Quarantine a device; the open round goes on without it."""
+    device = event.device
+    state = replace(state, fleet=state.fleet.shut_out(device, event.round, event.reason))
+    if state.phase is RoundPhase.BIDDING and device in state.selected:
+        state = replace(
+            state,
+            selected=state.selected.dropping(device),
+            bids=state.bids.dropping(device),
+            away=state.away.dropping(device),
+        )
+        return _assign_if_complete(config, state, now)
+    return (without_barred(state) if state.phase is RoundPhase.TRAINING else state), []
+
+
+def _on_held(config: RoundsConfig, state: RoundsState, held: bool, now: float) -> Step:
+    state = replace(state, held=held)
+    if held and state.phase is RoundPhase.BIDDING and state.deadline is None:
+        return _open_anew(config, state, now)  # it would wait for newcomers
+    if state.phase is RoundPhase.WAITING and _are_enough(config, state):
+        return _open(config, state, now)
+    return state, []
 
 
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
@@ -377,6 +429,8 @@ def _open_if_enough(config: RoundsConfig, state: RoundsState, now: float) -> Ste
 
 def _are_enough(config: RoundsConfig, state: RoundsState) -> bool:
     """True if a round can open. Quarantined devices are there too: they must not stop the run."""
+    if state.held:
+        return False
     barred = sum(name in state.present for name in quarantined(state.fleet.standings))
     return barred < len(state.present) >= config.min_devices
 
@@ -412,7 +466,7 @@ def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
     largest = _largest(config, state)
     bids = {name: _usable(config, state.round, bid, largest) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
-    if len(offers) < config.min_participants and not state.present:
+    if len(offers) < config.min_participants and not state.present and not state.held:
         return _waiting(state)  # a new round would find no devices either
     if len(offers) < config.min_participants:
         return _open_anew(config, state, now)
@@ -592,7 +646,8 @@ def _replaying(bids: Iterable[Bid], replayed: Container[str]) -> PersistentSet[s
 
 def _close(config: RoundsConfig, state: RoundsState) -> Step:
     """Close the round: decide which of the kept movements count, and what is held against whom."""
-    objections = _objections(config, state)
+    shut_out = _shut_out(state)
+    objections = {**_objections(config, state, shut_out), **shut_out}
     fresh = {name: scale for name, scale in state.kept.items() if name not in objections}
     replayed = {name: scale for name, scale in state.replayed.items() if name not in objections}
     commit = Commit(
@@ -614,15 +669,17 @@ def _close(config: RoundsConfig, state: RoundsState) -> Step:
         },
         {name: reason for name, reason in commit.refused.items() if name in state.kept},
         state.train_by,
+        config.local_rule.learning_rate,
     )
     # An incomplete round closes at a deadline, also in a process that was started since.
     complete = _is_enough(config, state, *_progress(config, state))
     owed = () if complete else chain(state.assigned, state.replaying)
+    refused = {**state.refused, **objections}
     standings = closed(
         state.fleet.standings,
         state.round,
         counted=chain(fresh, replayed),
-        refused={**state.refused, **objections},
+        refused={name: why for name, why in refused.items() if name not in shut_out},
         silent=[name for name in owed if name not in state.kept],
         quarantine_after=config.quarantine_after,
     )
@@ -676,11 +733,26 @@ def _recent(config: RoundsConfig, state: RoundsState) -> dict[int, PastRound]:
     return dict(sorted(past.items()))
 
 
-def _objections(config: RoundsConfig, state: RoundsState) -> dict[str, str]:
+def _shut_out(state: RoundsState) -> dict[str, str]:
+    """Return the devices that were quarantined after their movement was kept, and why."""
+    standings = state.fleet.standings
+    if not standings:
+        return {}
+    names = sorted({*state.kept, *state.replayed})
+    return {name: why for name in names if (why := declines(standings, name))}
+
+
+def _objections(
+    config: RoundsConfig, state: RoundsState, shut_out: Container[str]
+) -> dict[str, str]:
     """Return the devices whose movement stands out among those of the round, and why."""
     if config.cohort_limit is None:
         return {}
-    return cohort_objections(config.plan, state.kept, state.replayed, config.cohort_limit)
+    kept, replayed = (
+        {name: scale for name, scale in each.items() if name not in shut_out} if shut_out else each
+        for each in (state.kept, state.replayed)
+    )
+    return cohort_objections(config.plan, kept, replayed, config.cohort_limit)
 
 
 def _on_committed(config: RoundsConfig, state: RoundsState, event: Committed, now: float) -> Step:

@@ -16,7 +16,8 @@
                                   unnoticed
     chunks/, published.bin        chunks that devices fetch, and those that brokers may hold
     teachers.jsonl                blocks that each device ever trained, a line per round with news
-    history.jsonl                 one line per closed round, and one per rollback (`history.py`)
+    history.jsonl                 one line per closed round, and one for other news (`history.py`)
+    steering.json, audit.jsonl    what operators asked of the run, and who asked it (`steering/`)
     start.json                    settings and versions of the last start (`operate/serve/start.py`)
     delivery.json                 the model that devices have for inference, and the one they try
     evaluation/                   test data that memory does not hold, converted and mapped
@@ -181,6 +182,8 @@ class Checkpoint:
     """Asynchronous: movements that are accepted and have not moved the model yet."""
     line: Mapping[str, Any] | None = None
     """The round's line of history; None: it has none."""
+    orders: int = 0
+    """Number of the newest order of an operator about a device that the fleet's record has."""
     journals: Journals | None = None
     """Places in the run's journals; set when the checkpoint is written."""
 
@@ -719,6 +722,7 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
                 },
                 "outcomes": {device: outcome.value for device, outcome in past.outcomes.items()},
                 "reasons": dict(past.reasons),
+                "learning_rate": past.learning_rate,
             }
             for round, past in checkpoint.past.items()
         },
@@ -727,6 +731,8 @@ def _encode(checkpoint: Checkpoint) -> Iterable[Bytes]:
         state["optimizer"] = checkpoint.optimizer
     if checkpoint.journals is not None:
         state["journals"] = asdict(checkpoint.journals)
+    if checkpoint.orders:
+        state["orders"] = checkpoint.orders
     state |= {"memory": checkpoint.memory, "line": checkpoint.line, **collected}
     # An array, not the file's metadata, which is limited to 100 MB. Its own checksum lets it be
     # read alone.
@@ -794,6 +800,7 @@ def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> C
                 {device: _expected(*each) for device, each in past["expected"].items()},
                 {device: Outcome(value) for device, value in past["outcomes"].items()},
                 past.get("reasons", {}),
+                learning_rate=past.get("learning_rate"),
             )
             for round, past in state["past"].items()
         },
@@ -803,6 +810,7 @@ def build_checkpoint(state: Mapping[str, Any], arrays: Mapping[str, Array]) -> C
         memory=state["memory"],
         pending=unpack_pending(state, arrays),
         line=state["line"],
+        orders=state.get("orders", 0),
         journals=Journals(**state["journals"]) if "journals" in state else None,
     )
 

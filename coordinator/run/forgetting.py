@@ -25,6 +25,7 @@ from coordinator.run.folder import KEPT, MEMORY, MOVEMENTS, ROUND, Run, read_his
 from coordinator.run.journal import Journal
 from coordinator.run.lines import PRIVATE
 from coordinator.run.resuming import whole_checkpoint
+from coordinator.run.steering.audit import Audit, AuditEntry
 from edge_sdk.program.files import remove, sync_folder, write_whole
 
 log = logging.getLogger(__name__)
@@ -95,6 +96,7 @@ def finish_forgetting(run: Run, memory: Memory | None) -> Forgotten | None:
     known = (line.get("forgotten", {}).get("id") for line in read_history(run.folder))
     if asked["id"] not in known:
         run.record({"forgotten": asdict(forgotten)})
+    Audit(run.folder).put(_audited(forgotten))
     remove(path)
     sync_folder(run.folder)
     log.info(
@@ -103,6 +105,21 @@ def finish_forgetting(run: Run, memory: Memory | None) -> Forgotten | None:
         extra={"facts": {"event": "forgotten", **asdict(forgotten)}},
     )
     return forgotten
+
+
+def _audited(forgotten: Forgotten) -> AuditEntry:
+    at = datetime.strptime(forgotten.time, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    return AuditEntry(
+        id=forgotten.id,
+        time=at.timestamp(),
+        by=forgotten.by,
+        what="forget",
+        details={
+            "device": forgotten.device,
+            "blocks": forgotten.blocks,
+            "movements": forgotten.movements,
+        },
+    )
 
 
 def forget_in_folder(folder: Path, device: str, by: str) -> Forgotten:

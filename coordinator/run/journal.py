@@ -5,7 +5,8 @@ is refused, or when the round is closed and waits for a survey. With it and the 
 (`receiving.py`), a restarted process resumes the same round: devices continue training, and a
 device with a receipt sends nothing again. A round that was closed closes again with what was kept.
 The file also holds the round's terms, which must not change: movements made under other terms would
-not fit.
+not fit. Settings that an operator changed while the run was served are kept with them, as they were
+when the round opened: what was changed since holds from the next round on (`steering/`).
 
 A round without assignments is void, and the next one opens; late movements that arrived for memory
 wait for the next commit. (A replay that arrived early is a copy of a movement that counted in its
@@ -61,6 +62,8 @@ class Journal:
             "refused": dict(opened.refused),
             "closed": opened.closed,
             "terms": dict(terms),
+            "settings": dict(opened.settings),
+            "orders": opened.orders,
         }
         write_whole(self._path, seal_json(content), mode=PRIVATE)
 
@@ -94,6 +97,8 @@ class Journal:
                 },
                 refused={str(k): str(v) for k, v in content.get("refused", {}).items()},
                 closed=bool(content.get("closed", False)),
+                settings=dict(content.get("settings", {})),
+                orders=int(content.get("orders", 0)),
             )
         except (ValueError, KeyError, TypeError, AttributeError, MessageError) as error:
             raise RunError(
@@ -107,7 +112,8 @@ class Journal:
             if terms.get(name) != was:
                 raise RunError(
                     f"round {content['round']} is open with {name} {was}, but the settings say "
-                    f"{terms.get(name)}; restore the old value until the round closes, or roll back"
+                    f"{terms.get(name)}; restore the old value until the round closes, or roll back. "
+                    "tessera-coordinator set changes it from the next round on"
                 )
 
     def clear(self) -> None:

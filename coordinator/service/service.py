@@ -53,6 +53,8 @@ from coordinator.run.folder import (
 from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
 from coordinator.run.resuming import whole_checkpoint
+from coordinator.run.steering.orders import Steering
+from coordinator.run.steering.settings import values_of
 from coordinator.service.admission.callers import Callers
 from coordinator.service.admission.demands import Demands, Doorkeeper
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
@@ -61,8 +63,17 @@ from coordinator.service.admission.requests import Requests
 from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses.fragments import FragmentsCourse
-from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, listed, make_model
+from coordinator.service.courses.parts import (
+    Evaluate,
+    Parts,
+    Said,
+    Wait,
+    WaitLog,
+    listed,
+    make_model,
+)
 from coordinator.service.courses.rounds import RoundsCourse
+from coordinator.service.helm import Helm
 from coordinator.service.outgoing.canary import CanarySettings
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
@@ -182,6 +193,7 @@ class Service:
         requests: Requests[Service] | None = None,
         room_s: float = ROOM_S,
         epoch: Epoch | None = None,
+        steering: Steering | None = None,
         overview: Overview | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
@@ -189,9 +201,15 @@ class Service:
         `watch` is shown every report. `requests` are those of other threads, which the loop
         answers; None: there are none. `room_s`: seconds until a file that found no room on the
         disk is tried again. `epoch` is that of this start (`Run.take_epoch`); None: the next one
-        that the folder knows. `overview` is told what happens; None: a new one.
+        that the folder knows. `steering` has the orders of operators, and was told of the values
+        in run.toml (`begin`); None: it is opened here. `overview` is told what happens; None: a new
+        one.
         """
         self._run = run
+        if steering is None:
+            steering = Steering(run, wall)
+            steering.begin(values_of(config.machine))
+        self._steering = steering
         self._requests: Requests[Service] = Requests() if requests is None else requests
         self._epoch = run.take_epoch(secrets.token_hex(8)) if epoch is None else epoch
         self._fence = Fence(self._epoch, run.about.task)
@@ -268,6 +286,16 @@ class Service:
         try:
             self._parts, self._course = self._begin(config, evaluate, watch, root)
             self._callers.know(self._course.state.devices)
+            self._helm = Helm(
+                steering,
+                self._course,
+                now=self._now,
+                perform=self._perform,
+                devices=self._earlier,
+                max_devices=config.max_devices,
+                measured=evaluate is not None,
+                overview=self._overview,
+            )
             self._overview.known(self._course.state.devices)
             self._overview.model(self._course.state.fleet, run.rounds()[-1])
             self._note_phase()
@@ -314,6 +342,7 @@ class Service:
         limits = UploadLimits(max_bytes=largest_movement(run.plan, machine.up))
         self._receiving = Receiving(run.folder / UPLOADS, run.folder / MOVEMENTS, limits)
         self._inbox.expects = self._receiving.expects
+        self._earlier = checkpoint.devices
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
         run.check_digest(checkpoint, model.digest)
         outlet = BrokerOutlet(
@@ -352,9 +381,11 @@ class Service:
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
         if isinstance(machine, RoundsConfig):
-            course = RoundsCourse(machine, parts, checkpoint, memory, self._now())
+            course = RoundsCourse(
+                machine, parts, checkpoint, memory, self._now(), self._steering.steered
+            )
         else:
-            course = FragmentsCourse(machine, parts, checkpoint)
+            course = FragmentsCourse(machine, parts, checkpoint, steered=self._steering.steered)
         # The topic is retained: a message left by an earlier run would mislead new devices.
         over = RoundClosed(round=max(1, run.opened), run=run.about.run)
         self._publisher.say_round(over if course.finished else None)
@@ -378,17 +409,32 @@ class Service:
         return self._course.finished
 
     @property
+    def helm(self) -> Helm:
+        """Orders of operators."""
+        return self._helm
+
+    @property
+    def waits_for(self) -> Wait | None:
+        """Return the reason why the run waits now; None: it does not."""
+        return self._helm.waits_for
+
+    @property
     def overview(self) -> Overview:
         """Overview of the run; any thread may read it."""
         return self._overview
 
     def serve(self, stop: threading.Event) -> None:
-        """Run until the run is complete or `stop` is set. Raises `RunError`."""
+        """Run until the run is complete, an operator's stop is due, or `stop` is set.
+
+        Raises `RunError`.
+        """
         self._stop = stop
         self._watchdog.ready(f"coordinating {self._run.about.task}")
         over = self.finished  # at the start: devices may have missed their last receipts
-        while not self.finished and not stop.is_set():
+        while not self.finished and not stop.is_set() and not self._helm.stops:
             self._step(self._wait_s())
+        if self._helm.stops and not self.finished:
+            return
         until = self._clock() + LINGER_S
         while (self._present or over) and not stop.is_set() and self._clock() < until:
             if self._undecided and self._present:
@@ -469,6 +515,8 @@ class Service:
         if self._parts.rollout is not None and self._fence.in_charge:
             self._parts.rollout.tick()
         self._requests.serve(self)
+        if self._helm.broken is not None:
+            raise self._helm.broken
         self._note_phase()
         if self._views is not None and self._fence.in_charge and self._away_since is None:
             self._views.tick()
@@ -528,7 +576,7 @@ class Service:
         now = self._clock()
         if now >= self._wait_due_s and self._away_since is None:
             self._wait_due_s = now + MAX_WAIT_S
-            wait = self._course.waits_for
+            wait = self.waits_for
             if wait is not None and wait.kind == "devices" and self._door.barred:
                 words = f"{wait.words}; barred: {listed(self._door.barred)} ([devices])"
                 wait = replace(wait, words=words)
@@ -560,15 +608,14 @@ class Service:
         self._proceed()
         return found
 
-    def release(self, device: str) -> None:
-        """Hold nothing against a device any more."""
-        log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
-        self._say(self._course.handle(events.Released(device), self._now()))
-        self._overview.model(self._course.state.fleet, self._run.rounds()[-1])
+    def _perform(self, said: list[Said]) -> None:
+        """Say what an operator's order makes the course say."""
+        self._say(said)
         self._proceed()
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
+        self._requests.close()
         self._watchdog.stopping()
         # A coordinator that is not in charge leaves public topics as they are.
         in_charge = self._fence.in_charge
@@ -576,6 +623,9 @@ class Service:
         try:
             with self._storing():
                 self._say(self._course.close())
+                asked = self._stop is not None and self._stop.is_set()
+                if self._helm.stops or self.finished or asked:
+                    self._helm.stopped()
         finally:
             if in_charge:
                 gone = Presence(name=NAME, session=self._session, online=False)
@@ -955,8 +1005,8 @@ class Service:
                     self._inbox.max_bytes = self._finding_bytes if surveys else MAX_MESSAGE_BYTES
                     self._publisher.say_round(replace(message, run=run))
                 case events.Send(_, RoundOpen(round=round)) if isinstance(
-                    self._machine, RoundsConfig
-                ) and not self._machine.invites(round):
+                    self._course, RoundsCourse
+                ) and not self._course.config.invites(round):
                     pass  # The opening is retained, so newcomers find it.
                 case events.Send(device, message):
                     self._tell(device, replace(message, run=run))

@@ -43,6 +43,9 @@ IDLE_S = 60.0
 ANSWER_S = 30.0
 """Seconds that a command waits for its answer."""
 
+LAST_S = 2.0
+"""Seconds that a closing socket waits for answers that are under way."""
+
 ControlCommand = Callable[..., Any]
 """Takes a request's arguments by name and returns a JSON value; `TesseraError` is an answer too."""
 
@@ -63,6 +66,7 @@ class ControlSocket:
         self._path, self._commands = run / SOCKET, dict(commands)
         self._listener = socket.socket(socket.AF_UNIX)
         self._slots = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._answering, self._answered = 0, threading.Condition()
         self._thread = threading.Thread(target=self._accept, name="control", daemon=True)
         remove(self._path)  # left by a process that was killed
         try:
@@ -79,11 +83,13 @@ class ControlSocket:
         self._thread.start()
 
     def close(self) -> None:
-        """Stop answering, and remove the socket."""
+        """Stop answering, and remove the socket; answers that are under way are given first."""
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
         remove(self._path)
+        with self._answered:
+            self._answered.wait_for(lambda: not self._answering, LAST_S)
 
     def _accept(self) -> None:
         while True:
@@ -103,12 +109,24 @@ class ControlSocket:
             connection.settimeout(IDLE_S)
             with connection, connection.makefile("rwb") as stream:
                 while line := stream.readline(MAX_LINE_BYTES):
-                    stream.write(self._line(line))
-                    stream.flush()
+                    with self._being_answered():
+                        stream.write(self._line(line))
+                        stream.flush()
         except OSError:
             pass  # it went away
         finally:
             self._slots.release()
+
+    @contextmanager
+    def _being_answered(self) -> Iterator[None]:
+        with self._answered:
+            self._answering += 1
+        try:
+            yield
+        finally:
+            with self._answered:
+                self._answering -= 1
+                self._answered.notify_all()
 
     def _line(self, line: bytes) -> bytes:
         answer = json.dumps(self._answer(line)).encode() + b"\n"

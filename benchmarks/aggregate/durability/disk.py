@@ -302,6 +302,11 @@ class FaultyDisk:
                 disk._committed(place)
                 return done
 
+            def close(self) -> None:
+                super().close()
+                if not disk.dead:
+                    disk._committed(place)  # its log has become part of it
+
         real = next(before for owner, name, before in self._before if owner is sqlite3)
         return cast(sqlite3.Connection, real(path, factory=Connection, **options))
 
@@ -323,6 +328,8 @@ class FaultyDisk:
                 node = _Node(content=each.read_bytes(), sqlite=True)
                 self._nodes[found.st_dev, found.st_ino] = node
                 parent.entries[each.name] = node
+            else:
+                parent.entries.pop(each.name, None)
 
 
 class _FaultyOs:

@@ -28,6 +28,8 @@ from benchmarks.aggregate.durability.site import (
     ASYNCHRONOUS,
     CASES,
     ROUNDS,
+    STEERED,
+    STEERED_ROUNDS,
     UPDATES,
     CrashSite,
     RunResult,
@@ -144,11 +146,13 @@ def _differences(site: CrashSite, result: RunResult) -> str:
     newest = max(result.rounds, default=0)
     void = frozenset(range(1, newest)) - frozenset(result.rounds)
     expected, _ = undisturbed(site.case, void)
-    return "; ".join(_compared(expected, result))
+    return "; ".join((*_compared(expected, result, site.case), *site.doubts))
 
 
-def _compared(expected: RunResult, result: RunResult) -> Iterator[str]:
-    if len(result.rounds) != ROUNDS:
+def _compared(expected: RunResult, result: RunResult, case: str) -> Iterator[str]:
+    if result.orders != expected.orders:
+        yield f"the audit has {result.orders}, not {expected.orders}"
+    if len(result.rounds) != (STEERED_ROUNDS if case == STEERED else ROUNDS):
         yield f"the history has rounds {list(result.rounds)}"
         return
     if result.digest != expected.digest:

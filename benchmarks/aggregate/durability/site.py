@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.aggregate.durability.disk import DiskStep, Fault, FaultyDisk, Killed
+from benchmarks.aggregate.durability.orders import ScriptedOperator, script
 from benchmarks.aggregate.durability.wire import (
     CHUNK_BYTES,
     LEARNING_RATE,
@@ -33,6 +34,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig, FragmentsState
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import CHUNKS, UPLOADS, About, Run, create_run, read_history
+from coordinator.run.steering.audit import read_audit
 from coordinator.service.courses.parts import make_model as model_of
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
@@ -46,8 +48,12 @@ from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 
 ASYNCHRONOUS = ("fed-raa", "fedbuff")
-CASES = ("ram-fed", "ccfl-2", *ASYNCHRONOUS)
+STEERED = "steered"
+"""The case of a run with ram-fed that an operator steers."""
+CASES = ("ram-fed", "ccfl-2", *ASYNCHRONOUS, STEERED)
 ROUNDS = 3
+STEERED_ROUNDS = 4
+"""Rounds of a run that an operator makes longer."""
 UPDATES = 6
 MOST_TURNS = 400
 MOST_STARTS = 8
@@ -117,7 +123,7 @@ def machine_of(case: str, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         )
     return RoundsConfig(
         **common,
-        rule=RULES[case](),
+        rule=RULES["ram-fed" if case == STEERED else case](),
         masks=make_masks("random"),
         min_devices=4,
         min_participants=1,
@@ -174,6 +180,8 @@ class RunResult:
     digest: str
     """SHA-256 of the last checkpoint's model."""
     history: tuple[dict[str, Any], ...]
+    orders: tuple[tuple[str, dict[str, Any]], ...]
+    """Orders of operators, as the audit has them, each once."""
     receipts: dict[str, dict[int, str]]
 
 
@@ -201,10 +209,12 @@ class CrashSite:
     doubts: list[str] = field(default_factory=list)
     """Checkpoints with other bits than the same version had before, and receipts for nothing."""
     disks: list[FaultyDisk] = field(default_factory=list)
+    operator: ScriptedOperator = field(init=False)
     wire: Wire = field(init=False)
     devices: list[ScriptedDevice] = field(init=False)
 
     def __post_init__(self) -> None:
+        self.operator = ScriptedOperator(tuple(script()) if self.case == STEERED else ())
         self.wire = Wire(lambda _: None)
         plan, size = self.model.plan, self.chunk_bytes
         self.devices = make_devices(self.case, self.wire, plan, self.void, size)
@@ -248,9 +258,13 @@ class CrashSite:
         try:
             with disk, self._opened() as service:
                 self._check_start(service)
+                self.operator.look(self.folder)
                 self._turns(service, disk)
+                finished = service.finished
                 service.close()
-            return True
+            if finished:
+                return True
+            shutil.copytree(self.folder, left, symlinks=True)  # it stopped, as it was told to
         except Killed:
             self.deaths.append(f"killed at {disk.steps[-1]}")
         except (TesseraError, OSError) as error:
@@ -324,6 +338,9 @@ class CrashSite:
             if disk.dead:
                 raise Killed
             self._note(service)
+            busy = self.operator.act(service, idle=not busy) or busy
+            if service.helm.stops:
+                return
             if busy:
                 continue
             disk.make_room()
@@ -345,11 +362,17 @@ class CrashSite:
     def _result(self) -> RunResult:
         with Run(self.folder) as run:
             digest = model_of(run.plan, run.latest(), Encoding(), 0).digest
-        history = list(read_history(self.folder))
+        lines = list(read_history(self.folder))
+        history = [line for line in lines if "steered" not in line]
+        audit = [(each["what"], each["details"]) for each in read_audit(self.folder)]
+        told = [(e["what"], e["details"]) for e in (x.get("steered") for x in lines) if e]
+        if told != audit:
+            self.doubts.append(f"the history has the orders {told}, and the audit {audit}")
         return RunResult(
             rounds=tuple(line["round"] for line in history),
             digest=digest,
             history=tuple(_steady(line) for line in history),
+            orders=tuple(audit),
             receipts=outcomes(self.devices),
         )
 

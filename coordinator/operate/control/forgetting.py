@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,7 @@ def add_command(commands: Any) -> None:
     )
     forget.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     forget.add_argument("device", metavar="DEVICE", help="the device's name")
+    forget.add_argument("--json", action="store_true", help="as JSON, for scripts")
     forget.add_argument("--yes", action="store_true", help="do not ask")
     forget.set_defaults(run=_forget)
 
@@ -60,6 +62,9 @@ def _forget(arguments: argparse.Namespace) -> int:
         found = ask_run(folder, "forget", device=device, by=account())
     except NotServedError:
         found = asdict(forget_in_folder(folder, device, account()))
+    if arguments.json:
+        print(json.dumps(found))
+        return 0
     kept = f"{found['blocks']} blocks in memory, {found['movements']} movements of open rounds"
     print(f"{folder}: forgot {device}: {kept}")
     print("What its earlier movements did to the model stays there; see rollback")

@@ -19,6 +19,7 @@ from coordinator.operate.serve.start import StartFacts, read_start
 from coordinator.rounds.report import accuracy_of
 from coordinator.run.folder import ABOUT, About, is_run, read_about, read_history
 from coordinator.run.history import news_of
+from coordinator.run.steering.audit import order_words
 from edge_sdk.program.control import is_served
 
 CostName = Literal["rounds", "hours", "joules", "bytes"]
@@ -127,6 +128,13 @@ class RunRecord:
         return [DeviceTotal(device=name, **found[name]) for name in sorted(found)]
 
 
+def words_of(line: Mapping[str, Any]) -> str | None:
+    """Return the words of a line of history that is no round; None: it is one, or not known."""
+    if (order := line.get("steered")) is not None:
+        return f"{order_words(order['what'], order['details'])} ({order['by']})"
+    return news_of(line)
+
+
 def skip_kind(device: Mapping[str, Any]) -> str:
     """Return a word for why a device skipped: its code, else the beginning of its reason."""
     if device.get("code"):
@@ -146,7 +154,7 @@ def read_record(folder: Path) -> RunRecord:
         if "devices" in line:
             lines.append(line)
             continue
-        words = news_of(line)
+        words = words_of(line)
         if words is not None:
             news.append((lines[-1]["round"] if lines else 0, words))
         if (back := line.get("rolled_back")) is not None:

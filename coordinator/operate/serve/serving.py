@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
+from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol, TextIO
@@ -33,6 +34,7 @@ from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
+from coordinator.operate.control.steering import back_command, change_report, steering_commands
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.notices import Notices
 from coordinator.operate.serve.progress import ServeProgress
@@ -55,6 +57,8 @@ from coordinator.run.folder import (
     is_run,
     read_history,
 )
+from coordinator.run.steering.orders import Steering
+from coordinator.run.steering.settings import values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.overview.facts import keep_facts
@@ -90,6 +94,17 @@ NO_TLS = (
 )
 
 Say = Callable[[str], None]
+
+
+class ServeEnd(Enum):
+    """The way in which serving a run ended; true only if the run is complete."""
+
+    COMPLETE = "complete"
+    ORDERED = "an operator asked for it (tessera-coordinator stop)"
+    STOPPED = "the process was asked to end"
+
+    def __bool__(self) -> bool:
+        return self is ServeEnd.COMPLETE
 
 
 class Site(Protocol):
@@ -276,8 +291,8 @@ def serve(
     qr: bool = False,
     take_over: bool = False,
     site: Site | None = None,
-) -> bool:
-    """Run the coordinator until the run is complete (True) or a stop is requested (False).
+) -> ServeEnd:
+    """Run the coordinator until the run is complete, or a stop is requested.
 
     `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`. `qr`: draw the line
     for devices, too. `take_over`: stop another coordinator of the task, if there is one. `site`:
@@ -307,8 +322,11 @@ def serve(
         opener = partial(open_link, settings)
         epoch = take_charge(run, opener, take_over=take_over, stop=stop)
         if epoch is None or stop.is_set():
-            return False
+            return ServeEnd.STOPPED
         machine = config.machine(run.plan)
+        steering = Steering(run)
+        steering.begin(values_of(machine))
+        changed = changed_machine(machine, run, steering)
         check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
         levels, batch = machine.levels, machine.batch_size
@@ -327,10 +345,13 @@ def serve(
         watches: list[Callable[[RoundReport], object]] = []
         if config.run.tensorboard is not None:
             watches.append(stack.enter_context(TensorBoardSink(config.run.tensorboard)).write)
-        for line in start_report(config, run, service_config, settings, facts):
+        shown = replace(service_config, machine=changed)
+        for line in start_report(config, run, shown, settings, facts):
+            say(line)
+        for line in change_report(run.folder, steering.steered):
             say(line)
         requests: Requests[Service] = Requests()
-        overview = overview_for(run, machine)
+        overview = overview_for(run, changed)
         keep_facts(run.folder, overview.facts)
         notices = None
         if config.notify.url is not None:
@@ -345,6 +366,7 @@ def serve(
         commands = {
             **forget_commands(requests),
             **quarantine_commands(requests),
+            **steering_commands(requests, run.folder),
             **overview_commands(overview),
         }
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
@@ -352,7 +374,7 @@ def serve(
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
             say(line)
-        say(f"waits for  {machine.min_devices} devices")
+        say(f"waits for  {changed.min_devices} devices")
         service = Service(
             run,
             service_config,
@@ -363,6 +385,7 @@ def serve(
             watchdog=watchdog,
             requests=requests,
             epoch=epoch,
+            steering=steering,
             overview=overview,
         )
         note_start(run.folder, config)
@@ -372,7 +395,8 @@ def serve(
                 note_start(run.folder, config, finished=run.rounds()[-1])
                 if notices is not None:
                     notices.finished()
-            return service.finished
+                return ServeEnd.COMPLETE
+            return ServeEnd.ORDERED if service.helm.stops else ServeEnd.STOPPED
         finally:
             service.close()
             keep_facts(run.folder, overview.facts)
@@ -381,6 +405,26 @@ def serve(
 def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundReport) -> None:
     for watch in watches:
         watch(report)
+
+
+def changed_machine(
+    machine: RoundsConfig | FragmentsConfig, run: Run, steering: Steering
+) -> RoundsConfig | FragmentsConfig:
+    """Return the settings with what operators changed. Raises `ConfigError`, with the way back."""
+    settings = steering.steered.settings
+    try:
+        if isinstance(machine, RoundsConfig):
+            return with_settings(machine, settings)
+        return with_settings(machine, settings)
+    except ConfigError as error:
+        ways = "; or ".join(
+            back_command(run.folder, name, steering.steered.file.get(name))
+            for name in steering.steered.changes
+        )
+        raise ConfigError(
+            f"settings that were changed while the run was served do not fit run.toml: {error}. "
+            f"Go back with {ways}"
+        ) from error
 
 
 @contextmanager

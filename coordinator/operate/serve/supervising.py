@@ -17,6 +17,7 @@ socket and links; the broker and the way in for devices are shared.
 | the run | then |
 |---|---|
 | is complete | stays listed; nothing is served for it |
+| is stopped by an operator | stays down until its file is saved again |
 | fails (alone, exit code 1), or the broker refuses it | starts again after 10 s … 10 minutes |
 | is replaced by another coordinator | stays down until its file is saved again |
 
@@ -49,6 +50,7 @@ from coordinator.operate.config import (
 from coordinator.operate.serve.serving import (
     BROKER,
     Say,
+    ServeEnd,
     explain_failure,
     reach_broker,
     serve,
@@ -93,6 +95,8 @@ class RunStanding(Enum):
     SERVED = "served"
     STOPPING = "stopping"
     COMPLETE = "complete"
+    STOPPED = "stopped"
+    """An operator stopped it (tessera-coordinator stop); it starts when its file is saved again."""
     FAILED = "failed"
     """It will be started again."""
     FENCED = "fenced"
@@ -121,10 +125,10 @@ class RunWatchdog(Watchdog):
 class RunThread:
     """One serving of a run, from start to end, in a thread."""
 
-    def __init__(self, work: Callable[[threading.Event, Watchdog], bool], name: str) -> None:
+    def __init__(self, work: Callable[[threading.Event, Watchdog], ServeEnd], name: str) -> None:
         self.watchdog = RunWatchdog()
         self.error: BaseException | None = None
-        self.complete = False
+        self.end: ServeEnd | None = None
         self._work = work
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
@@ -148,7 +152,7 @@ class RunThread:
 
     def _run(self) -> None:
         try:
-            self.complete = self._work(self._stop, self.watchdog)
+            self.end = self._work(self._stop, self.watchdog)
         except StopRequestedError:
             pass
         except BaseException as error:  # the outermost level of this thread; see `_judge`
@@ -289,7 +293,7 @@ class Supervisor:
         *,
         take_over: bool = False,
         clock: Callable[[], float] = time.monotonic,
-        work: Callable[..., bool] = serve,
+        work: Callable[..., ServeEnd] = serve,
     ) -> None:
         """`take_over`: of runs that are there at the first look. `work`: serves one run."""
         self.site: SharedSite | None = None
@@ -416,9 +420,12 @@ class Supervisor:
         each.thread = None
         if thread.error is not None:
             self._judge(each, thread.error)
-        elif thread.complete:
+        elif thread.end is ServeEnd.COMPLETE:
             each.standing, each.due_s = RunStanding.COMPLETE, None
             self._tell(each, "the run is complete")
+        elif thread.end is ServeEnd.ORDERED:
+            each.standing, each.due_s = RunStanding.STOPPED, None
+            self._tell(each, f"stopped, as asked; to go on, save {each.path.name} again")
         elif stopping:
             self._tell(each, "stopped")
         else:
@@ -469,7 +476,7 @@ class Supervisor:
         task, site = config.task.name, self.site
         assert site is not None  # noqa: S101  set before the first look
 
-        def work(stop: threading.Event, watchdog: Watchdog) -> bool:
+        def work(stop: threading.Event, watchdog: Watchdog) -> ServeEnd:
             with log_scope(task=task):
                 return self._work(
                     config, stop, self._saying(task), watchdog, take_over=take_over, site=site

@@ -49,6 +49,8 @@ from coordinator.run.history import RunHistory
 from coordinator.run.journal import Journal
 from coordinator.run.lines import read_lines
 from coordinator.run.moments import read_moments
+from coordinator.run.steering.audit import AUDIT
+from coordinator.run.steering.orders import STEERING, read_steered
 from coordinator.service.receiving import kept_names, read_kept
 from coordinator.task.saved_model import PLAN
 from edge_sdk.protocol.errors import ProtocolError
@@ -142,8 +144,8 @@ class Inspection:
             self.newest = found
 
     def journals(self) -> Iterator[FileFinding]:
-        """Look at every line of the history and of the teachers."""
-        for name in (HISTORY, TEACHERS):
+        """Look at every line of the history, of the teachers and of the audit."""
+        for name in (HISTORY, TEACHERS, AUDIT):
             path = self._folder / name
             if path.is_file() or self._expects(name):
                 yield self._tried(path, partial(self._check_lines, path))
@@ -158,6 +160,8 @@ class Inspection:
     def _expects(self, name: str) -> int:
         """Return the bytes that a journal had at the newest checkpoint."""
         at = (self.newest and self.newest.journals) or Journals()
+        if name == AUDIT:
+            return 0
         return at.history if name == HISTORY else at.teachers
 
     def _check_lines(self, path: Path) -> None:
@@ -225,7 +229,10 @@ class Inspection:
         return opened is not None and opened.round == newest.round and not recorded
 
     def others(self) -> Iterator[FileFinding]:
-        """Look at what is not the model's: published chunks, join codes, a device to forget."""
+        """Look at what is not the model's: orders, chunks, join codes, a device to forget."""
+        steering = self._folder / STEERING
+        if steering.is_file():
+            yield self._tried(steering, lambda: read_steered(self._folder))
         forget = self._folder / FORGET
         if forget.is_file():
             yield self._tried(forget, lambda: read_request(forget))

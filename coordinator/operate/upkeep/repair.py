@@ -8,7 +8,8 @@
     the newest, or its moments      the run goes back to the newest that is whole
     a device's entries in memory    are dropped, and the sums computed anew
     memory's index                  all of memory is dropped: it begins empty
-    lines of the history            are dropped; so are those of the teachers
+    lines of the history            are dropped; so are those of the teachers and of the audit
+    orders of operators             are dropped: run.toml holds again
     published chunks, join codes    are forgotten
 
 The run's identity and its first model cannot be made anew.
@@ -57,6 +58,8 @@ from coordinator.run.folder import (
 from coordinator.run.forgetting import FORGET
 from coordinator.run.journal import Journal
 from coordinator.run.lines import PRIVATE
+from coordinator.run.steering.audit import AUDIT
+from coordinator.run.steering.orders import STEERING
 from edge_sdk.program.files import remove, remove_folder, sync_folder, write_whole
 
 
@@ -214,6 +217,7 @@ class _Steps:
         for name, lost in (
             (HISTORY, "their rounds are missing from the history"),
             (TEACHERS, "who trained which block is counted anew for their devices"),
+            (AUDIT, "their orders still hold"),
         ):
             if self._is_bad(name):
                 path = self._folder / name
@@ -226,7 +230,11 @@ class _Steps:
                 )
 
     def _keep_whole_lines(self, name: str) -> None:
-        path, newest = self._folder / name, _newest(self._folder, self._look)
+        path = self._folder / name
+        if name == AUDIT:
+            write_whole(path, b"".join(line for line, _ in _read_whole(path)), mode=PRIVATE)
+            return
+        newest = _newest(self._folder, self._look)
         lines = [
             line
             for line, entry in _read_whole(path)
@@ -285,6 +293,13 @@ class _Steps:
                 yield RepairStep(
                     f"{name}: is dropped; {lost}", partial(remove, self._folder / name)
                 )
+        if self._is_bad(STEERING):
+            yield RepairStep(
+                f"{STEERING}: is dropped; a pause, settings that were changed while the run was "
+                "served and quarantine since the newest round are lost, and run.toml holds again: "
+                "tessera-coordinator audit shows what was asked",
+                partial(remove, self._folder / STEERING),
+            )
         if self._is_bad(FORGET):
             yield RepairStep(
                 f"{FORGET}: is dropped; ask again to forget the device",

@@ -18,6 +18,8 @@ from coordinator.errors import CoordinatorError
 ANSWER_S = 25.0
 """Seconds that a request waits for the loop, which a commit may hold up."""
 
+ENDING = "the process that serves the run is ending: start it again"
+
 S = TypeVar("S")
 T = TypeVar("T")
 
@@ -27,6 +29,7 @@ class Requests(Generic[S]):
 
     def __init__(self, wait_s: float = ANSWER_S) -> None:
         self._wait_s = wait_s
+        self._closed = False
         self._queue: SimpleQueue[tuple[Callable[[S], Any], Future[Any]]] = SimpleQueue()
 
     def ask(self, work: Callable[[S], T]) -> T:
@@ -36,6 +39,8 @@ class Requests(Generic[S]):
         """
         answer: Future[T] = Future()
         self._queue.put((work, answer))
+        if self._closed:
+            self.close()
         try:
             return answer.result(self._wait_s)
         except Late as error:
@@ -44,6 +49,15 @@ class Requests(Generic[S]):
             raise CoordinatorError(
                 f"the run is busy and has not answered for {self._wait_s:g} s: try again"
             ) from error
+
+    def close(self) -> None:
+        """Refuse what waits and what comes: the loop has ended."""
+        self._closed = True
+        with suppress(Empty):
+            while True:
+                _, answer = self._queue.get_nowait()
+                if answer.set_running_or_notify_cancel():
+                    answer.set_exception(CoordinatorError(ENDING))
 
     def serve(self, served: S) -> None:
         """Do all the work that waits; for the loop."""

@@ -19,15 +19,20 @@ from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.report import DeviceRound, device_round
 from coordinator.rounds.reputation import declines, quarantined
 from coordinator.run.folder import Checkpoint, RunError
+from coordinator.run.steering.orders import OrderedStanding, Steered
+from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.courses.parts import (
     Parts,
     Said,
     Wait,
+    judged,
+    judgement_event,
     log_receipt,
     missing_devices,
     upload_of,
 )
 from coordinator.service.courses.surveying import Surveying
+from coordinator.service.overview.onlooker import BlockEntries
 from coordinator.service.reports import report_updates
 from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.delivery import Choice
@@ -66,10 +71,14 @@ class FragmentsCourse:
         checkpoint: Checkpoint,
         *,
         report_every: int | None = None,
+        steered: Steered | None = None,
     ) -> None:
         """`report_every` is the number of updates that reports count as a round; None means a
-        report after every `min_devices` updates, numbered by updates."""
-        self._config = config
+        report after every `min_devices` updates, numbered by updates. `config`: as in run.toml.
+        `steered`: what operators changed of it; None: nothing."""
+        steered = Steered() if steered is None else steered
+        self._base, self._wanted = config, steered.settings
+        config = self._config = with_settings(config, steered.settings)
         self._parts = parts
         self._report_every = config.min_devices if report_every is None else report_every
         self._round_updates = 1 if report_every is None else report_every
@@ -81,7 +90,12 @@ class FragmentsCourse:
             openings=parts.store.opened,
             counted=PersistentMap(checkpoint.counted),
             finished=config.is_over(checkpoint.round, checkpoint.best, self._report_every),
+            held=steered.paused is not None or steered.stopping is not None,
         )
+        self._judged = self._saved_orders = checkpoint.orders
+        for each in steered.judged_since(checkpoint.orders):
+            fleet = judged(self._state.fleet, each)
+            self._state, self._judged = replace(self._state, fleet=fleet), each.number
         self._arrivals: dict[str, Arrival] = {}
         self._openings: dict[str, RoundOpen] = {}
         """Last opening sent to each device."""
@@ -157,6 +171,36 @@ class FragmentsCourse:
         return self._surveying
 
     @property
+    def config(self) -> FragmentsConfig:
+        """Settings with which devices are asked now."""
+        return self._config
+
+    @property
+    def wanted(self) -> FragmentsConfig:
+        """Settings as operators want them, perhaps from the next round on only."""
+        return with_settings(self._base, self._wanted)
+
+    @property
+    def entries(self) -> BlockEntries | None:
+        """Movements that memory holds of each block; None: there is no memory."""
+        return None
+
+    @property
+    def idle(self) -> bool:
+        """True if no device has anything to do, and no survey is under way."""
+        return self._state.idle and not self._surveying.under_way
+
+    @property
+    def judged(self) -> int:
+        """Number of the newest order about a device that was taken up."""
+        return self._judged
+
+    @property
+    def saved_orders(self) -> int:
+        """Number of the newest order about a device that a checkpoint has."""
+        return self._saved_orders
+
+    @property
     def deadline(self) -> float | None:
         """Latest time to send `Tick`; None if there is no deadline."""
         known = (self._state.deadline, self._save_by, self._surveying.deadline)
@@ -226,6 +270,29 @@ class FragmentsCourse:
         if self._save_by is not None and now >= self._save_by:
             self._save()
         return [*self._paid(), *said]
+
+    # -- orders of operators ----------------------------------------------------------------
+
+    def hold(self, held: bool, now: float) -> list[Said]:
+        """Ask no device any more, or ask them again."""
+        return [] if held == self._state.held else self.handle(events.RoundsHeld(held), now)
+
+    def check(self, settings: Settings) -> None:
+        """Raise `ConfigError` unless the run could go on with these settings changed."""
+        with_settings(self._base, settings)
+
+    def change(self, settings: Settings, now: float) -> list[Said]:  # noqa: ARG002  as of rounds
+        """Change settings for devices that are asked from now on; no others differ from run.toml.
+
+        The run's end, and what ends it, is by the new settings at once.
+        """
+        self._config, self._wanted = with_settings(self._base, settings), dict(settings)
+        return []
+
+    def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
+        """Quarantine a device, or release it."""
+        self._judged = judgement.number
+        return self.handle(judgement_event(judgement), now)
 
     def _show_bid(self, before: FragmentsState, bid: Bid) -> None:
         """Tell the onlooker of a bid that the machine took."""
@@ -476,8 +543,10 @@ class FragmentsCourse:
                 levels=self._scores,
                 pending=model.pending,
                 line=line,
+                orders=self._judged,
             )
         )
+        self._saved_orders = self._judged
         self._state = replace(state, fleet=state.fleet.settled())
         self._saved = state.version
         self._unsaved.clear()

@@ -21,6 +21,7 @@ from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
+from coordinator.run.steering.orders import OrderedStanding
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.outgoing.rollout import Rollout
@@ -51,9 +52,16 @@ WAIT_S, MAX_WAIT_S = 60.0, 960.0
 """Seconds after which a wait within a round is logged, then twice as many each time."""
 
 
+PAUSED = "paused"
+"""Kind of the wait of a run that an operator paused."""
+AT_ONCE = (PAUSED, "devices")
+"""Kinds of waits that are logged when they begin."""
+
+
 @dataclass(frozen=True, slots=True)
 class Wait:
-    """A reason to wait: its kind in one word, and words to put behind *waiting for*."""
+    """A reason to wait: its kind in one word, and words to put behind *waiting for*; those of a
+    pause stand alone."""
 
     kind: str
     words: str
@@ -75,7 +83,7 @@ def listed(names: Iterable[str]) -> str:
 
 
 class WaitLog:
-    """Logs what a run waits for: missing devices at once, anything else when it takes long."""
+    """Logs what a run waits for: devices or an operator at once, all else when it takes long."""
 
     def __init__(self) -> None:
         self._last: Wait | None = None
@@ -88,7 +96,7 @@ class WaitLog:
             return None
         if last is None or last.kind != wait.kind:
             self._since, self._due_s = now, now + WAIT_S
-        if wait.kind == "devices":
+        if wait.kind in AT_ONCE:
             return self._log(wait.words) if wait != last else None
         if now < self._due_s:
             return None
@@ -97,9 +105,24 @@ class WaitLog:
         return self._log(f"{wait.words}, for {waited:.0f} s now")
 
     def _log(self, words: str) -> str:
-        text = f"waiting for {words}"
+        paused = self._last is not None and self._last.kind == PAUSED
+        text = words if paused else f"waiting for {words}"
         log.info("%s", text, extra={"facts": {"event": "waiting"}})
         return text
+
+
+def judgement_event(judgement: OrderedStanding) -> events.Barred | events.Released:
+    """Return an operator's word about a device as an event of the machines."""
+    if not judgement.quarantined:
+        return events.Released(judgement.device)
+    return events.Barred(judgement.device, judgement.words, judgement.round)
+
+
+def judged(fleet: FleetRecord, judgement: OrderedStanding) -> FleetRecord:
+    """Return the record after an operator's word about a device."""
+    if not judgement.quarantined:
+        return fleet.released(judgement.device)
+    return fleet.shut_out(judgement.device, judgement.round, judgement.words)
 
 
 class Evaluator:

@@ -29,16 +29,21 @@ from coordinator.run.errors import RunError
 from coordinator.run.folder import Checkpoint
 from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
+from coordinator.run.steering.orders import OrderedStanding, Steered
+from coordinator.run.steering.settings import Settings, with_settings
 from coordinator.service.close import close_round
 from coordinator.service.courses.parts import (
     Parts,
     Said,
     Wait,
+    judged,
+    judgement_event,
     listed,
     missing_devices,
     upload_of,
 )
 from coordinator.service.courses.surveying import Surveying
+from coordinator.service.overview.onlooker import BlockEntries
 from coordinator.service.reports import report_round
 from coordinator.task.levels import LevelScores
 from edge_sdk.decide.budget import OFTEN
@@ -66,6 +71,10 @@ class RoundsCourse:
 
     Resumes the round that was open when the previous process stopped. Raises `RunError` if the
     settings that devices train by have changed since.
+
+    Orders of operators: a changed setting holds from the next round on, so a round has one value of
+    each from its opening to its commit. A word about a device that comes while a closed round waits
+    for its commit is taken up after it: the round may have to be closed again, to the same bits.
     """
 
     def __init__(
@@ -75,8 +84,14 @@ class RoundsCourse:
         checkpoint: Checkpoint,
         memory: Memory | None,
         now: float,
+        steered: Steered | None = None,
     ) -> None:
-        self._config = config
+        """`config`: as in run.toml. `steered`: what operators changed of it; None: nothing."""
+        steered = Steered() if steered is None else steered
+        self._base, self._wanted = config, steered.settings
+        self._settings = self._settings_of_round(parts, checkpoint)
+        """Changed settings that are in force."""
+        config = self._config = with_settings(config, self._settings)
         self._parts = parts
         self._memory = memory
         self._moments = None
@@ -98,6 +113,12 @@ class RoundsCourse:
             devices=PersistentSet(checkpoint.devices),
             past=checkpoint.past,
         )
+        self._paused = steered.paused is not None or steered.stopping is not None
+        self._judged = checkpoint.orders
+        """Number of the newest order about a device that the fleet's record has."""
+        self._saved_orders = checkpoint.orders
+        self._later: list[OrderedStanding] = []
+        """Words about devices that came while a closed round waited for its commit."""
         if config.is_over(checkpoint.committed, checkpoint.best):
             self._state = replace(self._state, phase=RoundPhase.FINISHED)
         self._arrivals: dict[tuple[str, int], Arrival] = {}
@@ -112,14 +133,42 @@ class RoundsCourse:
         self._held: list[rounds.Event] = []
         """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
+        if interrupted is None:
+            self._take_up()
         parts.outlet.publish()
         parts.deliver_kept(checkpoint)
         self._started = time.perf_counter()
         self._resumed = self._reopening = interrupted is not None
         self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
+        self._obey(steered, interrupted)
         self._journalled = self._state.assigned, self._state.refused
         """Contents of `round.json`."""
+
+    def _settings_of_round(self, parts: Parts, checkpoint: Checkpoint) -> Settings:
+        """Return the changed settings of the open round; without one, those that are wanted."""
+        opened = parts.store.interrupted()
+        if opened is None or not opened.round == parts.store.opened > checkpoint.round:
+            return self._wanted
+        return dict(opened.settings)
+
+    def _obey(self, steered: Steered, opened: OpenRound | None) -> None:
+        """Take up the orders that no checkpoint has, one after the other, as they came."""
+        closed = opened is not None and opened.closed
+        for each in steered.judged_since(self._judged):
+            if opened is not None and closed and each.number > opened.orders:
+                self._later.append(each)
+                continue
+            self._note_judgement(each)
+            if opened is not None and not closed:
+                self._state = rounds.without_barred(self._state)
+        held = self._paused or self._wanted != self._settings
+        self._state = replace(self._state, held=held)
+
+    def _note_judgement(self, judgement: OrderedStanding) -> None:
+        """Take up an order about a device before anything else happens."""
+        fleet = judged(self._state.fleet, judgement)
+        self._state, self._judged = replace(self._state, fleet=fleet), judgement.number
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
         """Return the round to resume; None if no open round had assignments. Raises `RunError`."""
@@ -203,6 +252,37 @@ class RoundsCourse:
         return self._surveying
 
     @property
+    def config(self) -> RoundsConfig:
+        """Settings of the round that is open, or opens next."""
+        return self._config
+
+    @property
+    def wanted(self) -> RoundsConfig:
+        """Settings as operators want them, perhaps from the next round on only."""
+        return with_settings(self._base, self._wanted)
+
+    @property
+    def entries(self) -> BlockEntries | None:
+        """Movements that memory holds of each block; None: there is no memory."""
+        return None if self._memory is None else self._memory.entries
+
+    @property
+    def idle(self) -> bool:
+        """True if no round is open, and the last one is committed and known to devices."""
+        between = self._state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
+        return between and self._due is None and self._closed is None
+
+    @property
+    def judged(self) -> int:
+        """Number of the newest order about a device that was taken up."""
+        return self._judged
+
+    @property
+    def saved_orders(self) -> int:
+        """Number of the newest order about a device that a checkpoint has."""
+        return self._saved_orders
+
+    @property
     def round(self) -> int:
         """Number of the newest round."""
         return self._state.round
@@ -256,13 +336,52 @@ class RoundsCourse:
                 for effect in effects:
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
                         verdict = isinstance(happened, rounds.Committed)
-                        self._parts.give(effect.message, happened, upload, count=not verdict)
+                        counts = not verdict and not _is_decided(before, effect.message)
+                        self._parts.give(effect.message, happened, upload, count=counts)
                         settled = True
                     pending += self._perform(effect, said)
         finally:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
-        return said
+        return [*said, *self._keep_up(now)]
+
+    # -- orders of operators ----------------------------------------------------------------
+
+    def hold(self, held: bool, now: float) -> list[Said]:
+        """Let no further round open, or let rounds open again."""
+        self._paused = held
+        return self._keep_up(now)
+
+    def check(self, settings: Settings) -> None:
+        """Raise `ConfigError` unless the run could go on with these settings changed."""
+        with_settings(self._base, settings)
+
+    def change(self, settings: Settings, now: float) -> list[Said]:
+        """Change settings from the next round on: these, and no others, differ from run.toml."""
+        with_settings(self._base, settings)
+        self._wanted = dict(settings)
+        return self._keep_up(now)
+
+    def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
+        """Quarantine a device, or release it; after the commit, if a closed round waits for it."""
+        if self._closed is not None or self._was_closed:
+            self._later.append(judgement)
+            return []
+        self._judged = judgement.number
+        return self.handle(judgement_event(judgement), now)
+
+    def _keep_up(self, now: float) -> list[Said]:
+        """Take up changed settings if no round is open, and tell the machine if one may open."""
+        if self.idle:
+            self._take_up()
+        held = self._paused or self._wanted != self._settings
+        return [] if held == self._state.held else self.handle(events.RoundsHeld(held), now)
+
+    def _take_up(self) -> None:
+        """Let changed settings be in force."""
+        if self._wanted != self._settings:
+            self._settings = self._wanted
+            self._config = with_settings(self._base, self._settings)
 
     def _show_bid(self, before: RoundsState, bid: Bid) -> None:
         """Tell the onlooker of a bid that the machine took."""
@@ -285,6 +404,11 @@ class RoundsCourse:
         committed, self._due = self._due, None
         if committed is None:
             return []
+        later, self._later = self._later, []
+        for judgement in later:
+            self.judge(judgement, now)
+        self._take_up()
+        self._state = replace(self._state, held=self._paused)
         said, held, self._held = self.handle(committed, now), self._held, []
         return [*said, *(each for event in held for each in self.handle(event, now))]
 
@@ -313,7 +437,14 @@ class RoundsCourse:
     def _journal(self, *, closed: bool = False) -> None:
         state = self._state
         opened = OpenRound(
-            state.round, state.selected, state.bids, state.assigned, state.refused, closed
+            state.round,
+            state.selected,
+            state.bids,
+            state.assigned,
+            state.refused,
+            closed,
+            self._settings,
+            self._judged,
         )
         self._parts.store.open_round(opened, terms_of(self._config))
 
@@ -506,8 +637,10 @@ class RoundsCourse:
                 optimizer="none" if vectors is None else vectors.name,
                 memory=self._memory is not None,
                 line=line,
+                orders=self._judged,
             )
         )
+        self._saved_orders = self._judged
         self._state = replace(self._state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
@@ -569,6 +702,12 @@ class _ClosedRound:
     report: RoundReport
     published: bool = False
     """True if devices have the model already."""
+
+
+def _is_decided(state: RoundsState, receipt: Receipt) -> bool:
+    """True if a receipt repeats the verdict on a movement, which its round's report counts."""
+    past = state.past.get(receipt.round)
+    return past is not None and receipt.device in past.outcomes
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:

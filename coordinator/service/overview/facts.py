@@ -19,6 +19,7 @@ from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig
 from coordinator.run.folder import Run
 from coordinator.run.lines import PRIVATE
+from coordinator.run.steering.settings import length_of, values_of
 from edge_sdk.program.files import write_whole
 from edge_sdk.protocol.plan.plan import ModelPlan
 
@@ -63,6 +64,7 @@ def settings_of(machine: RoundsConfig | FragmentsConfig) -> dict[str, Any]:
     """Return the settings of a run that its operator wants to see."""
     rule = machine.local_rule
     found: dict[str, Any] = {
+        **values_of(machine),
         "rule": rule_name(machine.rule),
         "masks": masks_name(machine.masks),
         "learning_rate": rule.learning_rate,
@@ -81,6 +83,7 @@ def settings_of(machine: RoundsConfig | FragmentsConfig) -> dict[str, Any]:
         found["participants"] = machine.participants
         found["robust"] = machine.robust.name
         found["server_optimizer"] = machine.server_optimizer.name
+    found.pop(length_of(found))
     return found
 
 

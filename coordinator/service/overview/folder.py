@@ -21,6 +21,7 @@ from coordinator.run.folder import (
     read_counters,
     read_history,
 )
+from coordinator.run.steering.orders import read_steered
 from coordinator.service.overview.facts import RunFacts, facts_of, kept_facts
 from coordinator.service.overview.overview import Overview
 from coordinator.task.saved_model import read_plan
@@ -55,6 +56,12 @@ def overview_of(folder: Path) -> Overview:
         overview.known(checkpoint.devices)
         overview.model(checkpoint.fleet, checkpoint.round)
     overview.at("", read_counters(folder).opened, None)
+    steered = read_steered(folder)
+    if steered.paused is not None:
+        overview.paused(steered.paused.by, steered.paused.time)
+    changed = steered.settings
+    length = changed.pop("updates" if facts.asynchronous else "rounds", None)
+    overview.settings({**facts.settings, **changed}, None if length is None else int(length))
     return overview
 
 

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from coordinator.run.steering.audit import order_words
+
 Entry = Mapping[str, Any]
 OverviewRow = dict[str, Any]
 
@@ -57,7 +59,8 @@ def event_row(entry: Entry, round: int) -> OverviewRow:
     )
     row |= {"round": round, "levels": [], "event": event_words(entry)}
     row |= dict.fromkeys(("bytes_up", "bytes_down", "trained", "skipped", "late", "rejected"), 0)
-    row["time"] = entry["time"] if isinstance(entry.get("time"), (int, float)) else None
+    time = entry.get("steered", entry).get("time")
+    row["time"] = time if isinstance(time, (int, float)) else None
     return row
 
 
@@ -67,6 +70,8 @@ def event_words(entry: Entry) -> str:
         return f"went back from round {back['from']} to round {back['to']}"
     if (gone := entry.get("forgotten")) is not None:
         return f"forgot {gone['device']} ({gone['by']})"
+    if (order := entry.get("steered")) is not None:
+        return f"{order_words(order['what'], order['details'])} ({order['by']})"
     if isinstance(words := entry.get("event"), str):
         return words
     return ", ".join(str(key) for key in entry if key != "time") or "a note"

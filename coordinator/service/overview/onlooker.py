@@ -82,8 +82,8 @@ class Onlooker:
         memory. `squares` are the squared norms of each block's step; None: not measured.
         """
 
-    def paused(self, by: str) -> None:
-        """An account paused the run."""
+    def paused(self, by: str, time: float) -> None:
+        """An account paused the run at this time (seconds since 1970)."""
 
     def resumed(self) -> None:
         """The run goes on."""

@@ -410,10 +410,10 @@ class Overview(Onlooker):
                 if device not in self._rows:
                     self._put(device)
 
-    def paused(self, by: str) -> None:
+    def paused(self, by: str, time: float) -> None:
         """See `Onlooker`."""
         with self._changed:
-            self._pause = {"by": by, "time": self._clock()}
+            self._pause = {"by": by, "time": time}
             self._change()
 
     def resumed(self) -> None:

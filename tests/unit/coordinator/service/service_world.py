@@ -387,7 +387,13 @@ class ScriptedDevice:
             level=self.level(round) or 1.0,
             samples=10,
             keeps_copy=self.keeps_copy,
+            learning_rate=self.learning_rate(round),
         )
+
+    def learning_rate(self, round: int) -> float:
+        """That of a round, as it was opened."""
+        opened = self.opened.get(round)
+        return LEARNING_RATE if opened is None else opened.local_rule.learning_rate
 
     def offer(self, movement: Movement, *, answers: int | None = None, run: str = "") -> Outgoing:
         return self.offer_bytes(encode_movement(movement), movement.round, answers=answers, run=run)

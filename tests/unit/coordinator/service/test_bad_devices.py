@@ -68,7 +68,8 @@ def test_quarantine_outlives_the_process_and_an_operator_ends_it(worlds: Worlds)
     for each in good:
         each.send(3)
     assert evil.verdicts[-1] == (4, "rejected")
-    world.service.release("evil")
+    world.service.helm.allow("evil", by="anna")
+    world.settle()
     for each in good:
         each.send(4)
     assert "usually sends" in evil.all(Receipt)[-1].reason, "it was not asked to train"

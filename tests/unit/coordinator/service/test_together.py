@@ -83,18 +83,20 @@ def test_rollback_keeps_devices_in_quarantine(worlds: Worlds) -> None:
 
 
 @pytest.mark.usefixtures("surveyed")
-def test_quarantined_device_is_not_asked_in_a_survey_unless_it_is_released(worlds: Worlds) -> None:
+def test_device_that_is_released_in_a_survey_takes_part_after_the_commit(worlds: Worlds) -> None:
     world = with_a_bad_device(worlds, min_devices=3, survey_every=2, survey_s=50.0)
     asked = world.retained(TOPICS.round)
     assert isinstance(asked, Survey)
-    world.service.release("c")
-    assert not quarantined(world.state.fleet.standings)
+    world.service.helm.allow("c", by="anna")
+    assert world.service.helm.quarantined() == []
+    assert list(quarantined(world.state.fleet.standings)) == ["c"]  # until the commit
     for device in world.devices[:2]:
         refuse(device, asked)  # the answers of both are all that is waited for
     world.settle()
     assert world.state.round > asked.round
-    # The commit, which came after the release, has not undone it: it took part, and was refused.
-    assert [line["movements"]["rejected"] for line in world.history[:3]] == [1, 0, 1]
+    # The release was taken up after the commit: the device took part, and was refused.
+    rounds = [line for line in world.history if "movements" in line]
+    assert [line["movements"]["rejected"] for line in rounds[:3]] == [1, 0, 1]
 
 
 def test_released_device_opens_the_round_that_waited_for_it(worlds: Worlds) -> None:
@@ -111,7 +113,7 @@ def test_released_device_opens_the_round_that_waited_for_it(worlds: Worlds) -> N
         world.wait(200)
     assert world.state.phase is RoundPhase.WAITING
     before = world.state.round
-    world.service.release("c")
+    world.service.helm.allow("c", by="anna")
     world.settle()
     assert world.state.round == before + 1
 

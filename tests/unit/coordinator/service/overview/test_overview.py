@@ -206,7 +206,7 @@ def test_quarantine_is_shown_until_it_is_lifted(worlds: Worlds) -> None:
     assert row["quarantined"]["round"] == 1
     assert (row["rejected"], row["last_error"].startswith("round 1: ")) == (1, True)
     assert world.service.overview.status()["devices"]["quarantined"] == 1
-    world.service.release("bad")
+    world.service.helm.allow("bad", by="anna")
     assert row_of(world, "bad")["quarantined"] is None
     assert bad.receipts[0] == (1, "rejected")
 
@@ -444,7 +444,7 @@ def test_memory_is_bounded_and_totals_are_not() -> None:
 def test_settings_and_operators_words_are_shown() -> None:
     overview = made()
     overview.began()
-    overview.paused("ann")
+    overview.paused("ann", 5000.0)
     status = overview.status()
     assert (status["state"], status["paused"]) == ("paused", {"by": "ann", "time": 5000.0})
     overview.resumed()
