@@ -186,8 +186,8 @@ class Rollout:
         self._outlet.canary = trial.share
         before, last = self.state, self._line
         words = (
-            f"the model of round {round} is tried by about {trial.members} devices first "
-            f"(draws below {trial.share:.2f})"
+            f"the model of round {round} is tried by some devices first: {trial.members} expected, "
+            f"draws below {trial.share:.2f}"
         )
         self._keep(after, self._news("started", round, words))
         self._newest = None
