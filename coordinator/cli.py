@@ -21,7 +21,7 @@ from coordinator.operate.control.steering import add_commands as add_steering_co
 from coordinator.operate.http.commands import add_command as add_page_command
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
-from coordinator.operate.results import add_commands as add_result_commands
+from coordinator.operate.results.commands import add_commands as add_result_commands
 from coordinator.operate.upkeep.commands import add_commands as add_upkeep_commands
 from edge_sdk import __version__
 from edge_sdk.program.command import (
@@ -251,6 +251,22 @@ def _add_run_commands(commands: Any) -> None:
     history.add_argument("folder", type=Path, metavar="RUN", help="the run's folder")
     history.add_argument("--json", action="store_true", help="all details, one JSON line per round")
     history.set_defaults(run=_history)
+    notify = commands.add_parser(
+        "notify",
+        help="try the URL that notices of a run are sent to",
+        description=(
+            "Sends a notice with the event `test` to the URL in [notify] of a configuration, once, "
+            "and says what the receiver answers."
+        ),
+        epilog=(
+            "exit codes: 0 the receiver took it; 1 it did not. "
+            "example: tessera-coordinator notify --test --config run.toml"
+        ),
+    )
+    notify.add_argument("--test", action="store_true", required=True, help="send a test")
+    notify.add_argument("--config", type=Path, metavar="FILE", required=True, help="the TOML file")
+    notify.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    notify.set_defaults(run=_notify)
 
 
 def _serve(arguments: argparse.Namespace) -> int:
@@ -383,28 +399,36 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _history(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.results.record import words_of
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
-    from coordinator.run.steering.audit import order_words
 
     entries = list(read_history(arguments.folder))
     for entry in entries:
         if arguments.json:
             print(json.dumps(entry))
-        elif back := entry.get("rolled_back"):
-            print(f"went back from round {back['from']} to round {back['to']}")
-        elif gone := entry.get("forgotten"):
-            print(
-                f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, "
-                f"{gone['time']}): {gone['blocks']} blocks in memory"
-            )
-        elif order := entry.get("steered"):
-            print(f"{order_words(order['what'], order['details'])} ({order['by']})")
+        elif (words := words_of(entry)) is not None:
+            print(words)
+        elif "devices" not in entry:
+            continue  # of a later version
         else:
             print(_history_line(entry))
     if not arguments.json and (terms := str(run_terms(entries))):
         print(f"all rounds: {terms}")
     return 0
+
+
+def _notify(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.config import read_config
+    from coordinator.operate.serve.notices import try_receiver
+
+    config = read_config(arguments.config)
+    found = try_receiver(config.notify, config.task.name)
+    if arguments.json:
+        print(json.dumps(found))
+    else:
+        print(found["error"] or f"{found['receiver']} took the notice (status {found['status']})")
+    return 0 if found["error"] is None else 1
 
 
 def _history_line(entry: dict[str, Any]) -> str:

@@ -10,7 +10,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.optimizer import ServerOptimizer
@@ -29,6 +30,7 @@ from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
 from coordinator.service.admission.demands import Demands
+from coordinator.service.outgoing.canary import CanarySettings
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.graphs.child import locate
@@ -70,6 +72,15 @@ SHARED_TABLES = ("broker", "join", "http")
 ROUNDS = 50
 UPDATES = 500
 """Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
+
+NoticeKind = Literal["finished", "stalled", "accuracy_fell", "quarantined", "failed"]
+NOTICES: tuple[NoticeKind, ...] = (
+    "finished",
+    "stalled",
+    "accuracy_fell",
+    "quarantined",
+    "failed",
+)
 
 T = TypeVar("T")
 
@@ -365,6 +376,47 @@ class JoinTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotifyTable:
+    """Notices: news of the run, sent to a URL as JSON (docs/operate.md)."""
+
+    url: Annotated[str | None, Example("https://example.org/tessera")] = None
+    """URL that notices are sent to; without it, none are sent."""
+    events: tuple[NoticeKind, ...] = NOTICES
+    """News to send: the run is complete, no round comes, the accuracy fell, a device was
+    quarantined, the run failed."""
+    stalled_minutes: Positive = 60.0
+    """Minutes without a committed round after which a run counts as stalled."""
+    fell_points: Positive = 5.0
+    """Points that the accuracy of the level to deploy has to be below the best …"""
+    fell_rounds: Count = 3
+    """… and rounds in a row, until that is told."""
+    signing_key: Annotated[Path | None, Example("notify.key")] = None
+    """File with a key that signs notices: the header X-Tessera-Signature then has their
+    HMAC-SHA256."""
+    ca: Annotated[Path | None, Example("ca.pem")] = None
+    """Certificate authority of an https URL; without it, the system's."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+        if self.url is None:
+            return
+        try:
+            parts = urlsplit(self.url)
+            fits = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        except ValueError:
+            fits = None
+        if not fits or not self.url.isprintable() or " " in self.url or "@" in parts.netloc:
+            raise ConfigError(
+                "url: give an http or https URL with a host, and without a user's name"
+            )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeliveryTable(CanarySettings):
+    """Models for inference: who gets a new one first (docs/inference.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DevicesTable(Demands):
     """Who may take part; without a key, everybody. A device that does not fit is told why, and
     `status` shows it as barred (docs/operate.md)."""
@@ -436,6 +488,8 @@ class ServeConfig:
     format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
     join: JoinTable = field(default_factory=JoinTable)
+    delivery: DeliveryTable = field(default_factory=DeliveryTable)
+    notify: NotifyTable = field(default_factory=NotifyTable)
     devices: DevicesTable = field(default_factory=DevicesTable)
     http: HttpTable = field(default_factory=HttpTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)

@@ -236,6 +236,18 @@ class RunTerms:
         return ", ".join(each for each in known if each is not None)
 
 
+def accuracy_of(line: Mapping[str, Any]) -> float | None:
+    """Return the accuracy of a level in a line of history: the one to deploy, else the whole model.
+
+    None: it is not known.
+    """
+    for level in line.get("levels", ()):
+        if level["level"] == line.get("deploy") and level["accuracy"] is not None:
+            return float(level["accuracy"])
+    found = line.get("accuracy")
+    return None if found is None else float(found)
+
+
 def run_terms(lines: Iterable[Mapping[str, Any]]) -> RunTerms:
     """Return the terms of a run from the lines of its history; rounds that were undone are out."""
     rounds: dict[int, Mapping[str, Any]] = {}

@@ -18,6 +18,8 @@
     teachers.jsonl                blocks that each device ever trained, a line per round with news
     history.jsonl                 one line per closed round, and one for other news (`history.py`)
     steering.json, audit.jsonl    what operators asked of the run, and who asked it (`steering/`)
+    start.json                    settings and versions of the last start (`operate/serve/start.py`)
+    delivery.json                 the model that devices have for inference, and the one they try
     evaluation/                   test data that memory does not hold, converted and mapped
 
 Rules:
@@ -42,7 +44,7 @@ import json
 import logging
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -109,6 +111,7 @@ LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
 ROUND, TEACHERS, KEPT = "round.json", "teachers.jsonl", "movements.jsonl"
+START, DELIVERY = "start.json", "delivery.json"
 
 READ_TRIES = 5
 """Attempts to read a checkpoint of a run that goes on and may remove it."""
@@ -266,6 +269,8 @@ class Counters:
     """Epoch of the last start."""
     place: int | None = None
     """Inode of the lock at the last start: a copy of the folder has another."""
+    moved: float | None = None
+    """Unix seconds when the run was packed to go on elsewhere; None: it was not."""
 
 
 class Run:
@@ -294,6 +299,7 @@ class Run:
             self.opened, self._session = counters.opened, counters.session
             self._assigned = counters.assigned
             self.epoch, self._place = counters.epoch, counters.place
+            self.moved = counters.moved
             self._lock = lock
         finally:
             if self._lock is None:
@@ -388,7 +394,7 @@ class Run:
         It is on disk before anybody hears of it. From now on this folder is the original.
         """
         self.epoch = next_epoch(instance, self.epoch, *known)
-        self._place = self._inode
+        self._place, self.moved = self._inode, None
         self._write_counters()
         return self.epoch
 
@@ -414,11 +420,11 @@ class Run:
         if len(rounds := self.rounds()) > 1:
             self._remove_checkpoint(rounds[-1])
 
-    def prune(self, *, keep_last: int, keep_every: int) -> None:
-        """Keep the last few checkpoints, every n-th one and the best; remove the others."""
-        numbers, best = self.rounds(), self.best_round()
+    def prune(self, *, keep_last: int, keep_every: int, needed: Collection[int] = ()) -> None:
+        """Keep the last few checkpoints, every n-th one, the best and those needed."""
+        numbers, kept = self.rounds(), {self.best_round(), *needed}
         for number in numbers[:-keep_last]:
-            if number % keep_every and number != best:
+            if number % keep_every and number not in kept:
                 self._remove_checkpoint(number)
 
     def best_round(self) -> int | None:
@@ -565,6 +571,7 @@ class Run:
             session=self._session,
             epoch=self.epoch,
             place=self._place,
+            moved=self.moved,
         )
         write_counters(self.folder, counters)
 
@@ -868,6 +875,7 @@ def read_counters(folder: Path) -> Counters:
             session=session,
             epoch=None if epoch is None else Epoch(*epoch),
             place=None if place is None else int(place),
+            moved=None if content.get("moved") is None else float(content["moved"]),
         )
     except (ValueError, KeyError, TypeError, OSError, MessageError) as error:
         raise RunError(f"{path} is damaged ({error}): {repair_advice(folder)}") from error
@@ -883,6 +891,8 @@ def write_counters(folder: Path, counters: Counters) -> None:
     if counters.epoch is not None:
         content["epoch"] = [counters.epoch.counter, counters.epoch.instance]
         content["place"] = counters.place
+    if counters.moved is not None:
+        content["moved"] = counters.moved
     write_json(folder / COUNTERS, content)
 
 

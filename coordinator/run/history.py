@@ -79,6 +79,18 @@ class RunHistory(Lines):
             return {}
 
 
+def news_of(entry: Entry) -> str | None:
+    """Return the words of a line that is no round; None: it is a round."""
+    if (back := entry.get("rolled_back")) is not None:
+        return f"went back from round {back['from']} to round {back['to']}"
+    if (gone := entry.get("forgotten")) is not None:
+        return (
+            f"forgot {gone['device']} after round {gone['round']} ({gone['by']}, {gone['time']}): "
+            f"{gone['blocks']} blocks in memory"
+        )
+    return words if isinstance(words := entry.get("event"), str) else None
+
+
 def _is_whole(line: bytes) -> bool:
     try:
         open_json(line)

@@ -22,9 +22,10 @@ import secrets
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
+from typing import Any
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
@@ -34,10 +35,12 @@ from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.report import RoundReport
+from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.chunk_store import ChunkStore
 from coordinator.run.folder import (
     CHUNKS,
+    DELIVERY,
     MEMORY,
     MOVEMENTS,
     PUBLISHED,
@@ -71,10 +74,12 @@ from coordinator.service.courses.parts import (
 )
 from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.helm import Helm
+from coordinator.service.outgoing.canary import CanarySettings
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
+from coordinator.service.outgoing.rollout import Rollout
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
@@ -162,6 +167,8 @@ class ServiceConfig:
     """True if the broker keeps chunks; otherwise the coordinator sends those devices ask for."""
     max_devices: int = MAX_DEVICES
     """Most devices to listen to; further names are ignored."""
+    canary: CanarySettings = field(default_factory=CanarySettings)
+    """Who tries a new model for inference before the others get it."""
     demands: Demands = field(default_factory=Demands)
     """Who may take part."""
     view_s: float | None = None
@@ -216,6 +223,7 @@ class Service:
         self._repair_due_s = clock()
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
+        self._clock, self._wall = clock, wall
         self._overview = overview_for(run, self._machine) if overview is None else overview
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
@@ -337,17 +345,31 @@ class Service:
         self._earlier = checkpoint.devices
         model = make_model(run.plan, checkpoint, config.down, machine.seed)
         run.check_digest(checkpoint, model.digest)
+        outlet = BrokerOutlet(
+            model,
+            self._publisher,
+            self._store,
+            run=run.about.run,
+            clock=self._clock,
+            needs_statistics=any(e.kind == "statistics" for e in run.task.manifest.graphs),
+        )
+        rollout = None
+        if config.canary.share is not None:
+            rollout = Rollout(
+                config.canary,
+                path=run.folder / DELIVERY,
+                run=run.about.run,
+                outlet=outlet,
+                devices=self._trusted,
+                record=self._record,
+                wall=self._wall,
+            )
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
             model=model,
-            outlet=BrokerOutlet(
-                model,
-                self._publisher,
-                self._store,
-                run=run.about.run,
-                clock=self._clock,
-                needs_statistics=any(e.kind == "statistics" for e in run.task.manifest.graphs),
-            ),
+            outlet=outlet,
+            rollout=rollout,
+            history=run.history.entries,
             evaluate=evaluate,
             surveys=can_survey(run.task, machine.levels),
             threads=keeping.threads,
@@ -415,9 +437,16 @@ class Service:
             return
         until = self._clock() + LINGER_S
         while (self._present or over) and not stop.is_set() and self._clock() < until:
+            if self._undecided and self._present:
+                until = self._clock() + LINGER_S  # they are still answering
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
             if over and self._away_since is not None:
                 until = self._clock() + LINGER_S  # not connected yet
+
+    @property
+    def _undecided(self) -> bool:
+        """True while some devices try a model for inference."""
+        return self._parts.rollout is not None and self._parts.rollout.undecided
 
     def _step(self, wait_s: float) -> None:
         now = self._clock()
@@ -483,6 +512,8 @@ class Service:
         if self._room.full is None and self._is_due():
             self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
+        if self._parts.rollout is not None and self._fence.in_charge:
+            self._parts.rollout.tick()
         self._requests.serve(self)
         if self._helm.broken is not None:
             raise self._helm.broken
@@ -552,6 +583,18 @@ class Service:
             self._overview.waits(None if wait is None else wait.words)
             if said := self._waits.note(wait, now):
                 self._watchdog.status(said)
+
+    def _record(self, entry: Mapping[str, Any]) -> None:
+        """Append news to the history."""
+        self._run.record(entry)
+        self._overview.line(entry)
+
+    def _trusted(self) -> set[str]:
+        """Devices that are present and not quarantined; none before the course begins."""
+        course = getattr(self, "_course", None)
+        if course is None:
+            return set()
+        return self._present - quarantined(course.state.fleet.standings).keys()
 
     def forget(self, device: str, by: str) -> Forgotten:
         """Let go of all that is kept of a device. Raises `ConfigError` while a round closes."""

@@ -126,8 +126,12 @@ class RunStore:
     def save(self, checkpoint: Checkpoint) -> None:
         """Store a checkpoint."""
 
-    def prune(self) -> None:
-        """Drop old checkpoints, now that the newest one is complete."""
+    def prune(self, needed: Collection[int] = ()) -> None:
+        """Drop old checkpoints but those needed, now that the newest one is complete."""
+
+    def checkpoint(self, round: int) -> Checkpoint | None:  # noqa: ARG002  none is kept
+        """Return the checkpoint of a round; None: it is not kept."""
+        return None
 
     def best(self) -> Checkpoint | None:
         """Return the kept checkpoint with the best accuracy; None if no accuracy is known."""
@@ -235,10 +239,14 @@ class RunOnDisk(RunStore):
         """Write a checkpoint."""
         self._saved = self._run.save(checkpoint)
 
-    def prune(self) -> None:
-        """Keep the last few checkpoints, every n-th one and the best."""
+    def prune(self, needed: Collection[int] = ()) -> None:
+        """Keep the last few checkpoints, every n-th one, the best, and those needed."""
         keeping = self._keeping
-        self._run.prune(keep_last=keeping.keep_last, keep_every=keeping.keep_every)
+        self._run.prune(keep_last=keeping.keep_last, keep_every=keeping.keep_every, needed=needed)
+
+    def checkpoint(self, round: int) -> Checkpoint | None:
+        """Read a checkpoint. Raises `RunError` if it is damaged."""
+        return self._run.read(round) if round in self._run.rounds() else None
 
     def best(self) -> Checkpoint | None:
         """Read the best checkpoint."""

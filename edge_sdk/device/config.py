@@ -53,6 +53,8 @@ COORDINATOR_TABLES = (
         "round",
         "join",
         "devices",
+        "delivery",
+        "notify",
     ),
 )
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
@@ -144,7 +146,8 @@ class DeviceConfig:
     """Execution providers of onnxruntime, preferred first."""
     evaluate_every: Natural = 0
     """Rounds between evaluations of the whole model on the device's own data; 0 means never, and
-    that surveys of the coordinator get no accuracies from this device."""
+    that surveys of the coordinator get no accuracies from this device, and that it never tries a
+    model for inference before others get it (docs/inference.md)."""
     deliver: Deliver = "latest"
     """Model of the task to keep ready for inference: the newest, the one with the best accuracy, or
     none (docs/inference.md)."""
@@ -185,6 +188,11 @@ class DeviceConfig:
         check_fields(self)
         if not self.providers:
             raise ConfigError("providers = []: name one, such as CPUExecutionProvider")
+
+    @property
+    def tries_models(self) -> bool:
+        """True if this device may try a new model before others get it, and say how good it is."""
+        return self.deliver == "latest" and self.evaluate_every > 0
 
 
 def load_config(

@@ -9,7 +9,9 @@ Both are evaluated on the same samples, at the same time. A model whose loss is 
 taken, and always replaced. Otherwise the first model is taken, and so is one that cannot be
 evaluated.
 
-Nothing here is sent to anybody.
+Nothing here is sent to anybody. A model that only some devices try (canary delivery) is taken in
+the same way, but only if it can be judged; `tried` then has both judgements, for the coordinator.
+If the coordinator rolls it back, the model before returns, whatever its accuracy here.
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ from edge_sdk.device.examining import LevelSource
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.errors import TensorError, TesseraError, TrainingStopped
 from edge_sdk.protocol.messages.delivery import BATCH, ModelNotice
+from edge_sdk.protocol.messages.transfer import MAX_LOSS, Evaluation
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.delivered import (
@@ -78,6 +81,35 @@ class Judgement:
         return self.loss is None or math.isfinite(self.loss)
 
 
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """A model that this device tried, beside the one that it had."""
+
+    run: str
+    round: int
+    samples: int
+    new: Judgement
+    old: Judgement | None
+    """None: it had none, or it cannot be judged."""
+
+    def evaluation(self, device: str) -> Evaluation:
+        """Return the answer to the coordinator; a loss that is not finite is the largest one."""
+        new, old = self.new, self.old
+        told = new.loss if new.loss is not None and new.is_sound else 0.0
+        known = old is not None and old.is_sound
+        return Evaluation(
+            device=device,
+            run=self.run,
+            round=self.round,
+            samples=self.samples,
+            loss=min(max(told, -MAX_LOSS), MAX_LOSS) if new.is_sound else MAX_LOSS,
+            accuracy=new.accuracy,
+            canary=True,
+            before_loss=old.loss if known and old is not None else None,
+            before_accuracy=old.accuracy if known and old is not None else None,
+        )
+
+
 class Delivering:
     """The model that one device keeps for one task, across runs and restarts."""
 
@@ -89,17 +121,29 @@ class Delivering:
         self._settled: tuple[str, int] | None = None
         """Run and round of the notice that needs no more work: taken or refused."""
         self._said: tuple[str, int, str] | None = None
+        self._passed: tuple[str, int] | None = None
+        """Run and round of the trial that this device has no part in: it can judge nothing."""
+        self.tried: Tried | None = None
+        """Outcome of the newest trial."""
+        self._held: tuple[str, int] | None = None
+        """Run and round of the model that is kept."""
         try:
             held = read_delivered(self.path) if self.path.exists() else None
         except ModelError as error:
             log.warning("%s", error, extra=fact("delivery"))
             held = None
         if held is not None:
-            self._settled = held.run, held.round
+            self._settled = self._held = held.run, held.round
 
     def is_due(self, notice: ModelNotice | None) -> bool:
         """Tell if a notice asks for work."""
-        return notice is not None and (notice.run, notice.round) != self._settled
+        if notice is None or (notice.run, notice.round) in (self._settled, self._held):
+            return False
+        return notice.canary is None or (notice.run, notice.round) != self._passed
+
+    def has(self, notice: ModelNotice) -> bool:
+        """Tell if the model of a notice is the one that is kept, or was refused last."""
+        return (notice.run, notice.round) == self._settled
 
     def deliver(
         self,
@@ -145,15 +189,24 @@ class Delivering:
                     accuracy=notice.accuracies[number],
                 )
                 stop = lambda: should_stop() or observer.closed_gate() is not None  # noqa: E731
-                worse, judged = self._judge(new, data, stop)
+                worse, judged, old = self._judge(new, data, stop)
                 spend(2 * samples * plan.submodel_macs(groups))
         except TrainingStopped:
             return False
         except TesseraError as error:
             self._say_once(notice, f"not delivered yet: {error}")
             return False
+        known = notice.run, notice.round
+        if notice.canary is not None:
+            if judged.loss is None and judged.accuracy is None:
+                self._passed = known
+                self._say_once(notice, "not tried: this device has no data to judge it by")
+                return True
+            self.tried = Tried(*known, samples, judged, old)
+        elif self._is_back(notice) and judged.is_sound:
+            worse = None
         if worse is not None:
-            self._settled = notice.run, notice.round
+            self._settled = known
             kept = "the old model" if self.path.exists() else "no model"
             log.warning(
                 "keeping %s: that of round %d, level %g, has %s on this device's data "
@@ -163,7 +216,7 @@ class Delivering:
             )
             return True
         write_delivered(self.path, replace(new, own_accuracy=judged.accuracy))
-        self._settled = notice.run, notice.round
+        self._settled = self._held = known
         own = "" if judged.accuracy is None else f", accuracy {judged.accuracy:.1%} on own data"
         log.info(
             "the model of round %d, level %g, is ready for inference%s",
@@ -171,6 +224,12 @@ class Delivering:
             extra=fact("model", round=notice.round, level=level, accuracy=judged.accuracy),
         )
         return True
+
+    def _is_back(self, notice: ModelNotice) -> bool:
+        """True if the model that is kept was rolled back to that of a notice."""
+        if self._held is None or self._held[0] != notice.run:
+            return False
+        return notice.round < self._held[1] <= notice.decided
 
     def _pick(
         self, notice: ModelNotice, objection: Callable[[int], str | None]
@@ -191,24 +250,25 @@ class Delivering:
 
     def _judge(
         self, new: DeliveredModel, data: ArrayData, should_stop: Callable[[], bool]
-    ) -> tuple[str | None, Judgement]:
+    ) -> tuple[str | None, Judgement, Judgement | None]:
         """Evaluate the new model and the old one; tell how the new one is worse, if it is."""
         try:
             new.manifest.data.check(data)
         except TensorError:
-            return None, Judgement()
+            return None, Judgement(), None
         found = judge(Model(self.path, new), data, should_stop)
         try:
             old = Model(self.path, read_delivered(self.path)) if self.path.exists() else None
             if old is None:
-                return found.falls_short(None, self._margin), found
+                return found.falls_short(None, self._margin), found, None
             old.delivered.manifest.data.check(data)
-            return found.falls_short(judge(old, data, should_stop), self._margin), found
+            before = judge(old, data, should_stop)
+            return found.falls_short(before, self._margin), found, before
         except TrainingStopped:
             raise
         except TesseraError as error:
             log.info("the old model cannot be evaluated: %s", error, extra=fact("delivery"))
-            return found.falls_short(None, self._margin), found
+            return found.falls_short(None, self._margin), found, None
 
     def _say_once(self, notice: ModelNotice, reason: str) -> None:
         said = notice.run, notice.round, reason

@@ -193,6 +193,20 @@ def ask_run(run: Path, command: str, **arguments: Any) -> Any:
     return answer.get("result")
 
 
+def is_served(run: Path) -> bool:
+    """True if a process answers on a run's socket."""
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.settimeout(ANSWER_S)
+        try:
+            with _short(run / SOCKET) as address:
+                connection.connect(address)
+        except PermissionError:
+            return True  # another account serves it
+        except OSError:
+            return False
+    return True
+
+
 @contextmanager
 def _short(path: Path) -> Iterator[str]:
     """Give an address for a socket whose path may be too long for one (108 bytes on Linux)."""

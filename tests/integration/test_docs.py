@@ -163,6 +163,8 @@ LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "[devices]": ("run.toml", read_config),
     "status_topics = ": ("run.toml", read_config),
     "[task]": ("run.toml", read_config),
+    "[notify]": ("run.toml", read_config),
+    "[delivery]": ("run.toml", read_config),
 }
 """The file that a TOML block is, and its reader, by a line that only this kind of file has."""
 

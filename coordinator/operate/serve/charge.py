@@ -10,6 +10,8 @@ the run's folder knows, they tell whether this folder is the one that was served
 | a later round of this run | was served before | refused: an old copy, or a restored backup |
 | a coordinator that is online | new, or a copy | refused: it would be stopped |
 
+A folder that was packed to move (`pack --move`) is refused whatever the broker retains.
+
 `--take-over` goes on in all cases. Rounds then count on above those that devices have heard of, so
 that no number of a round is used twice.
 """
@@ -24,6 +26,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 
 from coordinator.run.folder import Run
 from coordinator.service.outgoing.fence import FencedError
@@ -63,11 +66,13 @@ class LastServed:
     session: int
     opened: int
     copied: bool
+    moved: float | None = None
+    """Unix seconds when the run was packed to go on elsewhere; None: it was not."""
 
     @classmethod
     def of(cls, run: Run) -> LastServed:
         """Return what a folder knows."""
-        return cls(run.epoch, run.session, run.opened, run.copied)
+        return cls(run.epoch, run.session, run.opened, run.copied, run.moved)
 
 
 @dataclass(slots=True)
@@ -105,6 +110,12 @@ def objection(known: LastServed, seen: RetainedFacts, task: str) -> str | None:
     """Say why a coordinator must not start without --take-over; None: it may."""
     served = known.epoch is not None
     cure = "and start once with --take-over to continue from this folder"
+    if known.moved is not None:
+        when = datetime.fromtimestamp(known.moved, timezone.utc)
+        return (
+            f"this run was packed to go on elsewhere ({when:%Y-%m-%d %H:%M} UTC, pack --move). "
+            f"Serve the unpacked folder; or make sure that nobody does, {cure}"
+        )
     if served and is_later(known, seen):
         return (
             f"another coordinator of task {task!r} was started after the last one of this folder "

@@ -9,7 +9,7 @@ import secrets
 import shlex
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
@@ -37,8 +37,10 @@ from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.steering import back_command, change_report, steering_commands
 from coordinator.operate.http.opening import open_http
 from coordinator.operate.serve.charge import take_charge
+from coordinator.operate.serve.notices import Notices
 from coordinator.operate.serve.progress import ServeProgress
 from coordinator.operate.serve.runs import ServedRun, ServedRuns
+from coordinator.operate.serve.start import note_start
 from coordinator.operate.taskfile import (
     check_evaluation,
     compile_task,
@@ -47,8 +49,16 @@ from coordinator.operate.taskfile import (
     make_root,
 )
 from coordinator.rounds.fragments import FragmentsConfig
+from coordinator.rounds.report import RoundReport
 from coordinator.rounds.synchronous import RoundsConfig
-from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
+from coordinator.run.folder import (
+    About,
+    Run,
+    check_run_free,
+    create_run,
+    is_run,
+    read_history,
+)
 from coordinator.run.steering.orders import Steering
 from coordinator.run.steering.settings import values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
@@ -349,12 +359,13 @@ def serve(
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
+            canary=config.delivery,
             demands=config.devices,
             view_s=config.broker.status_s if config.broker.status_topics else None,
         )
-        board = None
+        watches: list[Callable[[RoundReport], object]] = []
         if config.run.tensorboard is not None:
-            board = stack.enter_context(TensorBoardSink(config.run.tensorboard))
+            watches.append(stack.enter_context(TensorBoardSink(config.run.tensorboard)).write)
         shown = replace(service_config, machine=changed)
         for line in start_report(config, run, shown, settings, facts):
             say(line)
@@ -363,6 +374,16 @@ def serve(
         requests: Requests[Service] = Requests()
         overview = overview_for(run, changed)
         keep_facts(run.folder, overview.facts)
+        notices = None
+        if config.notify.url is not None:
+            notices = Notices(
+                config.notify,
+                task=run.about.task,
+                run=run.about.run,
+                history=read_history(run.folder),
+                is_quiet=lambda: overview.status()["paused"] is not None,
+            )
+            watches.append(stack.enter_context(notices).watch)
         commands = {
             **forget_commands(requests),
             **quarantine_commands(requests),
@@ -389,7 +410,7 @@ def serve(
             service_config,
             open_link=opener,
             evaluate=evaluate,
-            watch=None if board is None else board.write,
+            watch=partial(_show_all, watches) if watches else None,
             root=root,
             watchdog=watchdog,
             requests=requests,
@@ -397,14 +418,23 @@ def serve(
             steering=steering,
             overview=overview,
         )
+        note_start(run.folder, config)
         try:
             service.serve(stop)
             if service.finished:
+                note_start(run.folder, config, finished=run.rounds()[-1])
+                if notices is not None:
+                    notices.finished()
                 return ServeEnd.COMPLETE
             return ServeEnd.ORDERED if service.helm.stops else ServeEnd.STOPPED
         finally:
             service.close()
             keep_facts(run.folder, overview.facts)
+
+
+def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundReport) -> None:
+    for watch in watches:
+        watch(report)
 
 
 def changed_machine(

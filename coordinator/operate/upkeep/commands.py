@@ -1,4 +1,4 @@
-"""`verify`, `repair` and `rollback`: commands for a run that nobody serves at the moment."""
+"""`verify`, `repair`, `rollback`, `pack` and `unpack`: for a run that nobody serves now."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from coordinator.operate.upkeep.moving import add_commands as add_moving_commands
 from edge_sdk.program.command import confirm
 
 
@@ -53,6 +54,7 @@ def add_commands(commands: Any) -> None:
     rollback.add_argument("--to-round", "--round", type=int, required=True, metavar="N")
     rollback.add_argument("--yes", action="store_true", help="do not ask")
     rollback.set_defaults(run=_rollback)
+    add_moving_commands(commands)
 
 
 def _verify(arguments: argparse.Namespace) -> int:

@@ -15,7 +15,7 @@ from typing import Literal
 from coordinator.aggregate.memory.disk.index import MemoryIndex
 from coordinator.aggregate.memory.disk.memory import INDEX
 from coordinator.aggregate.memory.disk.upkeep import check_memory
-from coordinator.checksums import DamagedBytes, open_sealed
+from coordinator.checksums import DamagedBytes, open_json, open_sealed
 from coordinator.errors import CoordinatorError
 from coordinator.operate.joining.codes import BOOK, read_book
 from coordinator.operate.joining.codes import FOLDER as JOIN
@@ -24,6 +24,7 @@ from coordinator.run.folder import (
     ABOUT,
     CHECKPOINTS,
     COUNTERS,
+    DELIVERY,
     HISTORY,
     KEPT,
     MEMORY,
@@ -31,6 +32,7 @@ from coordinator.run.folder import (
     MOVEMENTS,
     PUBLISHED,
     ROUND,
+    START,
     TEACHERS,
     Checkpoint,
     Journals,
@@ -237,6 +239,10 @@ class Inspection:
         path = self._folder / PUBLISHED
         if path.is_file():
             yield self._tried(path, lambda: open_sealed(path.read_bytes()))
+        for name in (START, DELIVERY):
+            small = self._folder / name
+            if small.is_file():
+                yield self._tried(small, partial(_open_file, small))
         book = self._folder / JOIN / BOOK
         if book.is_file():
             yield self._tried(book, lambda: read_book(book))
@@ -258,6 +264,10 @@ class Inspection:
         condition: FileCondition = "damaged" if there else "missing"
         cause = getattr(error, "__cause__", None) or error  # the error itself repeats the path
         return FileFinding(path.relative_to(self._folder), condition, str(cause), size)
+
+
+def _open_file(path: Path) -> None:
+    open_json(path.read_bytes())
 
 
 def read_plan(path: Path) -> ModelPlan | None:

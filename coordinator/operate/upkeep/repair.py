@@ -34,6 +34,7 @@ from coordinator.run.folder import (
     ABOUT,
     CHECKPOINTS,
     COUNTERS,
+    DELIVERY,
     HISTORY,
     KEPT,
     MEMORY,
@@ -41,6 +42,7 @@ from coordinator.run.folder import (
     MOVEMENTS,
     PUBLISHED,
     ROUND,
+    START,
     TEACHERS,
     Checkpoint,
     Counters,
@@ -283,6 +285,14 @@ class _Steps:
                 f"{PUBLISHED}: is dropped; a broker may keep chunks that nobody needs",
                 partial(remove, self._folder / PUBLISHED),
             )
+        for name, lost in (
+            (START, "the next start writes it again"),
+            (DELIVERY, "the next model is tried by some devices first, as if it were the first"),
+        ):
+            if self._is_bad(name):
+                yield RepairStep(
+                    f"{name}: is dropped; {lost}", partial(remove, self._folder / name)
+                )
         if self._is_bad(STEERING):
             yield RepairStep(
                 f"{STEERING}: is dropped; a pause, settings that were changed while the run was "

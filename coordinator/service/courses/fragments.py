@@ -510,7 +510,7 @@ class FragmentsCourse:
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         state = self._state
         levels = parts.trained(scores, state.fleet)
-        delivered = parts.outlet.deliver(choices, state.version, levels, final=state.finished)
+        delivered = parts.deliver(choices, state.version, levels, final=state.finished)
         if is_best and delivered:
             self._best = scores.best
         if state.finished:
@@ -520,7 +520,7 @@ class FragmentsCourse:
         """Offer the best model if it was not published when it was made."""
         best = self._parts.store.best()
         accuracy = None if best is None else best.levels.best
-        if best is None or accuracy is None:
+        if best is None or accuracy is None or self._parts.rollout is not None:
             return
         if self._best is None or accuracy > self._best:
             self._best = accuracy
@@ -551,7 +551,7 @@ class FragmentsCourse:
         self._saved = state.version
         self._unsaved.clear()
         self._save_by = None
-        self._parts.store.prune()
+        self._parts.prune()
         self._parts.store.clear_kept()
 
 

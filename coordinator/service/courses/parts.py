@@ -24,6 +24,7 @@ from coordinator.run.folder import Checkpoint
 from coordinator.run.steering.orders import OrderedStanding
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
+from coordinator.service.outgoing.rollout import Rollout
 from coordinator.service.overview.onlooker import Onlooker
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
@@ -167,6 +168,10 @@ class Parts:
     tally: Tally = field(default_factory=Tally)
     watch: Callable[[RoundReport], object] | None = None
     """Is shown every report, once it is stored."""
+    rollout: Rollout | None = None
+    """Lets some devices try a model before all get it; None: all get every model at once."""
+    history: Callable[[], Iterable[Mapping[str, Any]]] = tuple
+    """Reads the lines of the run's history."""
     onlooker: Onlooker = field(default_factory=Onlooker)
     """Is told what happens."""
 
@@ -186,6 +191,19 @@ class Parts:
         `current` is False if the checkpoint's scores may be of an earlier model than its own: then
         its model is offered without them.
         """
+        if self.rollout is not None:
+            levels = self.trained(checkpoint.levels, checkpoint.fleet)
+            if not current:
+                levels = _unscored(levels)
+            self.rollout.resume(
+                checkpoint,
+                levels,
+                self.model,
+                self.store.checkpoint,
+                self.trained,
+                self.history(),
+            )
+            return
         outlet, best = self.outlet, self.store.best()
         for choice in CHOICES:
             outlet.deliver_none(choice)
@@ -194,11 +212,29 @@ class Parts:
         levels = self.trained(checkpoint.levels, checkpoint.fleet)
         # The best checkpoint's scores are its own: it is the earliest with this accuracy.
         if not current and not is_best:
-            unscored = tuple(LevelScore(each.level, each.groups) for each in levels.levels)
-            levels = replace(levels, levels=unscored)
+            levels = _unscored(levels)
         offered = outlet.deliver(choices, checkpoint.round, levels)
         if best is not None and not is_best:
             self.deliver_best(best, {"latest", "best"} if current and not offered else {"best"})
+
+    def deliver(
+        self,
+        choices: Collection[Choice],
+        round: int,
+        levels: LevelScores,
+        *,
+        final: bool = False,
+    ) -> bool:
+        """Offer the current model, which this round made, for inference: to some devices first, if
+        the run is so configured. See `ModelOutlet.deliver`.
+        """
+        if self.rollout is not None:
+            return self.rollout.made(round, levels, final=final)
+        return self.outlet.deliver(choices, round, levels, final=final)
+
+    def prune(self) -> None:
+        """Drop checkpoints that nobody needs, now that the newest one is complete."""
+        self.store.prune(() if self.rollout is None else self.rollout.rounds)
 
     def deliver_best(self, best: Checkpoint, choices: Collection[Choice]) -> None:
         """Offer the model of the best checkpoint for inference."""
@@ -219,7 +255,10 @@ class Parts:
 
     def heard(self, device: str, evaluation: Evaluation) -> None:
         """Remember a device's evaluation of the model for the next report."""
-        self.tally.evaluations[device] = evaluation
+        if self.rollout is not None:
+            self.rollout.heard(device, evaluation)
+        if not evaluation.canary:
+            self.tally.evaluations[device] = evaluation
 
     def give(
         self, receipt: Receipt, event: object, upload: Upload | None, *, count: bool = True
@@ -257,6 +296,12 @@ class Parts:
             self.onlooker.line(line)
         if self.watch is not None:
             self.watch(report)
+
+
+def _unscored(levels: LevelScores) -> LevelScores:
+    """Return levels without what is known of them, which may be of an earlier model."""
+    unscored = tuple(LevelScore(each.level, each.groups) for each in levels.levels)
+    return replace(levels, levels=unscored)
 
 
 def upload_of(event: object) -> Upload | None:

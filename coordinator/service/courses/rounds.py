@@ -644,7 +644,7 @@ class RoundsCourse:
         self._state = replace(self._state, fleet=state.fleet.settled())
         if self._memory is not None:
             self._memory.commit()
-        parts.store.prune()
+        parts.prune()
         parts.record(report, line)
         entries = None if self._memory is None else self._memory.entries
         parts.onlooker.model(self._state.fleet, commit.round, entries=entries, squares=self._step)
@@ -656,7 +656,7 @@ class RoundsCourse:
             parts.outlet.publish()
         is_best = scores.best is not None and scores.best > state.best[0]
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
-        parts.outlet.deliver(choices, commit.round, parts.trained(scores, state.fleet))
+        parts.deliver(choices, commit.round, parts.trained(scores, state.fleet))
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
 
     def _warn_of_age(self, report: RoundReport) -> None:

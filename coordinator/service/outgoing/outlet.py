@@ -113,6 +113,12 @@ class BrokerOutlet:
         self._needs_statistics = needs_statistics
         self._delivered: dict[Choice, int] = {}
         """Versions that devices fetch for inference."""
+        self._announced: dict[Choice, tuple[Published, int, LevelScores]] = {}
+        """What was announced last: version, round and scores."""
+        self.canary: float | None = None
+        """Devices whose draw is below this try the model that is announced on `canary`."""
+        self.decided = 0
+        """Newest round whose model was tried and decided on; 0: none was."""
         self._warned = False
         self._model = model
         self._publisher = publisher
@@ -229,7 +235,26 @@ class BrokerOutlet:
 
     def deliver_none(self, choice: Choice) -> None:
         """See `ModelOutlet`."""
+        self._delivered.pop(choice, None)
+        self._announced.pop(choice, None)
         self._publisher.say_model(choice, None)
+
+    @property
+    def version(self) -> int:
+        """Version of the current model, published or not."""
+        return self._model.version
+
+    def promote(self, choices: Collection[Choice]) -> None:
+        """Announce the model that some devices try to all of them."""
+        found = self._announced.get("canary")
+        if found is not None:
+            for choice in choices:
+                self._announce(choice, *found)
+
+    def announce_again(self, choice: Choice) -> None:
+        """Announce a model again, if one was announced: something else in its notice changed."""
+        if (found := self._announced.get(choice)) is not None:
+            self._announce(choice, *found)
 
     def _ready(self, scores: LevelScores) -> list[LevelScore]:
         """Return the levels that can be used as they are."""
@@ -254,6 +279,8 @@ class BrokerOutlet:
             run=self._run,
             model=published.blob,
             statistics=statistics,
+            canary=self.canary if choice == "canary" else None,
+            decided=0 if choice == "canary" else self.decided,
         )
         notice = _shortened(whole)
         if notice != whole and not self._warned:
@@ -266,8 +293,10 @@ class BrokerOutlet:
             )
         if notice is None:
             self._delivered.pop(choice, None)
+            self._announced.pop(choice, None)
         else:
             self._delivered[choice] = published.version
+            self._announced[choice] = published, round, scores
         self._publisher.say_model(choice, notice)
         return notice is not None
 

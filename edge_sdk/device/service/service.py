@@ -263,6 +263,8 @@ class DeviceService:
         link.subscribe(topics.task)
         if self.config.deliver != "off":
             link.subscribe(topics.model(self.config.deliver))
+        if self.config.tries_models:
+            link.subscribe(topics.model("canary"))
         link.subscribe(topics.round)
 
     def _loop(self) -> None:

@@ -34,7 +34,7 @@ from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
-from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.delivery import ModelNotice, canary_draw
 from edge_sdk.protocol.messages.round import Assignment, Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.transfer import TaskNotice
@@ -109,6 +109,8 @@ class Orders:
         self._orders: deque[Order] = deque()
         self.model: ModelNotice | None = None
         """The newest model for inference."""
+        self.trial: ModelNotice | None = None
+        """The newest model that some devices try."""
         self._renewed = False
         self._changed = Condition()
         self._closed = False
@@ -117,7 +119,11 @@ class Orders:
         """Add an order."""
         with self._changed:
             if isinstance(order, ModelNotice):
-                self.model, self._renewed = order, True
+                if order.canary is None:
+                    self.model = order
+                else:
+                    self.trial = order
+                self._renewed = True
             else:
                 self._orders.append(order)
             self._changed.notify()
@@ -290,11 +296,34 @@ class Training:
     @property
     def _offered(self) -> ModelNotice | None:
         """The model to deliver; None: there is none of this run, or it is here."""
-        notice = self._inbox.model
-        if self._part is None or self._delivering is None or notice is None:
+        if self._part is None or self._delivering is None:
             return None
-        same = notice.run == self._part.notice.run
-        return notice if same and self._delivering.is_due(notice) else None
+        run, model = self._part.notice.run, self._inbox.model
+        trial = self._trial
+        if trial is not None and self._delivering.is_due(trial):
+            return trial
+        if trial is not None and self._delivering.has(trial):
+            return None  # it is here, and not the promoted one
+        same = model is not None and model.run == run
+        return model if same and self._delivering.is_due(model) else None
+
+    @property
+    def _trial(self) -> ModelNotice | None:
+        """The model that this device tries with others; None: there is none of this run."""
+        trial, model, name = self._inbox.trial, self._inbox.model, self._config.name
+        if self._part is None or trial is None or trial.run != self._part.notice.run:
+            return None
+        if model is not None and model.run == trial.run and trial.round <= model.decided:
+            return None  # it was promoted, or rolled back
+        drawn = canary_draw(trial.run, name, trial.round) < (trial.canary or 0.0)
+        return trial if drawn else None
+
+    def _answer(self) -> list[Sent]:
+        """Return this device's answer to the trial that goes on, if it has one."""
+        trial, tried = self._trial, self._delivering and self._delivering.tried
+        if trial is None or not tried or (tried.run, tried.round) != (trial.run, trial.round):
+            return []
+        return [tried.evaluation(self._config.name)]
 
     def _deliver(self, should_stop: Callable[[], bool]) -> None:
         """Deliver the model that is offered, if any; what fails is tried again later."""
@@ -305,6 +334,9 @@ class Training:
         try:
             if not part.deliver(delivering, notice, should_stop):
                 wait_s = RETRY_S
+            elif notice.canary is not None:
+                for answer in self._answer():
+                    self._tell(answer)
         except OSError as error:
             log.error("cannot keep the model: %s", error, extra=fact("disk"))
         except Exception:
@@ -408,11 +440,11 @@ class Training:
             return []
         match order:
             case Reconnected():
-                return part.repeat_bid()
+                return [*part.repeat_bid(), *self._answer()]
             case CoordinatorStarted():
                 opened = self._opened
                 same = opened is not None and opened.run == part.notice.run
-                return part.start_over(opened if same else None)
+                return [*part.start_over(opened if same else None), *self._answer()]
             case RoundOpen() | Assignment() | Receipt() | RoundClosed() | Survey():
                 if order.run == part.notice.run:
                     sent = part.receive(order)

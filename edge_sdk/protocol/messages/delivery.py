@@ -1,6 +1,9 @@
 """Delivery: a committed model that devices may keep for inference.
 
 Retained on `pub/latest` for the newest model, and on `pub/best` for the one with the best accuracy.
+With canary delivery, a new model is first on `pub/canary` alone, for the devices whose draw is
+below its `canary`, and they answer with an `Evaluation`; the other topics name promoted models.
+
 A notice names only levels that are ready to use: those of a model with BatchNorm have statistics of
 their own, which the notice names too.
 """
@@ -17,10 +20,11 @@ from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.round import MAX_LEVELS
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.messages.transfer import check_run
+from edge_sdk.protocol.streams import stream
 
-Choice = Literal["latest", "best"]
-"""Which model: the newest, or the one with the best accuracy."""
-CHOICES: tuple[Choice, ...] = ("latest", "best")
+Choice = Literal["latest", "best", "canary"]
+"""Which model: the newest, the one with the best accuracy, or one that some devices try."""
+CHOICES: tuple[Choice, ...] = ("latest", "best", "canary")
 
 BATCH = 32
 """Samples at a time in a device's own evaluation of a model."""
@@ -47,6 +51,10 @@ class ModelNotice:
     """The index of the model (`packs/index.py`)."""
     statistics: Blob | None = None
     """BatchNorm statistics of the levels (`survey.py`); None: the model has no BatchNorm."""
+    canary: float | None = None
+    """Devices whose draw is below this try the model; None: it is for all."""
+    decided: int = 0
+    """Models of rounds up to this one are not tried any more; 0: none was."""
 
     def __post_init__(self) -> None:
         check_run(self.run)
@@ -64,6 +72,8 @@ class ModelNotice:
             raise MessageError(f"a model of round {self.round}")
         if not (math.isfinite(self.rescale) and self.rescale >= 0):
             raise MessageError(f"rescale must not be below 0: {self.rescale!r}")
+        if self.canary is not None and not 0 < self.canary <= 1:
+            raise MessageError(f"canary is a share in (0, 1], not {self.canary!r}")
 
     def as_survey(self, samples: int) -> Survey:
         """Return the evaluation of this model on so many samples, as if it were asked for."""
@@ -81,3 +91,8 @@ class ModelNotice:
             model=self.model,
             statistics=self.statistics,
         )
+
+
+def canary_draw(run: str, device: str, round: int) -> float:
+    """Return a device's draw for the model of a round, in [0, 1); it tries it if it is low."""
+    return float(stream(int(run, 16), device, round, "canary").random())

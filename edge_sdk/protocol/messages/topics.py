@@ -7,6 +7,7 @@
     tessera/v1/<task>/pub/coordinator                 its presence          coordinator, retained
     tessera/v1/<task>/pub/latest                      the newest model      coordinator, retained
     tessera/v1/<task>/pub/best                        the best model        coordinator, retained
+    tessera/v1/<task>/pub/canary                      a model to try      coordinator, retained
     tessera/v1/<task>/pub/chunk/<hash>                a chunk, raw          coordinator, retained
     tessera/v1/<task>/down/<device>/control           messages to a device  coordinator
     tessera/v1/<task>/down/<device>-bulk/chunk/<hash> a chunk it asked for  coordinator
@@ -67,6 +68,7 @@ class TopicKind(Enum):
     COORDINATOR = "pub/coordinator"
     LATEST = "pub/latest"
     BEST = "pub/best"
+    CANARY = "pub/canary"
     CHUNK = "pub/chunk/<hash>"
     DOWN_CONTROL = "down/<device>/control"
     DOWN_CHUNK = "down/<device>-bulk/chunk/<hash>"
@@ -120,7 +122,7 @@ class Topics:
         """Topic of the coordinator's `Presence`."""
         return self._prefix + "pub/coordinator"
 
-    def model(self, choice: Literal["latest", "best"]) -> str:
+    def model(self, choice: Literal["latest", "best", "canary"]) -> str:
         """Topic of a model for inference: `ModelNotice`."""
         return f"{self._prefix}pub/{choice}"
 

@@ -196,9 +196,19 @@ class Evaluation:
     """Mean over the samples."""
     accuracy: float | None
     """Share of correct answers; None: the task has no such notion."""
+    canary: bool = False
+    """True if it is of the model that the device tries for inference."""
+    before_loss: float | None = None
+    """That of the model that the device had before, on the same samples; None: it had none."""
+    before_accuracy: float | None = None
+    """Likewise."""
 
     def __post_init__(self) -> None:
         check_run(self.run)
+        if self.before_loss is not None and not abs(self.before_loss) <= MAX_LOSS:
+            raise MessageError(f"a loss is at most {MAX_LOSS:g}, not {self.before_loss!r}")
+        if self.before_accuracy is not None and not 0 <= self.before_accuracy <= 1:
+            raise MessageError(f"an accuracy is a share in [0, 1], not {self.before_accuracy!r}")
         if self.round < 1 or not 1 <= self.samples <= MAX_SAMPLES:
             raise MessageError(f"an evaluation of {self.samples} samples in round {self.round}")
         if not abs(self.loss) <= MAX_LOSS:  # also catches nan

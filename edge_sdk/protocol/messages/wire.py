@@ -206,6 +206,9 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "samples": COUNT,
         "loss": NUMBER,
         "accuracy": optional(NUMBER),
+        "canary": FLAG._replace(omits=False),
+        "before_loss": optional(NUMBER)._replace(omits=None),
+        "before_accuracy": optional(NUMBER)._replace(omits=None),
     },
     Complaint: {"device": NAME, "reason": REASON},
     Condition: {
@@ -259,6 +262,8 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "run": RUN,
         "model": BLOB,
         "statistics": optional(BLOB),
+        "canary": optional(NUMBER)._replace(omits=None),
+        "decided": COUNT._replace(omits=0),
     },
     Claim: {"run": RUN},
     Echo: {"number": COUNT},
@@ -272,6 +277,7 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
     TopicKind.COORDINATOR: (Presence,),
     TopicKind.LATEST: (ModelNotice,),
     TopicKind.BEST: (ModelNotice,),
+    TopicKind.CANARY: (ModelNotice,),
     TopicKind.DOWN_CONTROL: (
         RoundOpen,
         Assignment,

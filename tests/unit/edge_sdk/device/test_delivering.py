@@ -22,6 +22,7 @@ from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.errors import TesseraError
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.survey import Survey
+from edge_sdk.protocol.messages.transfer import MAX_LOSS
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.plan.plan import Groups
@@ -277,3 +278,69 @@ def test_data_that_does_not_fit_judges_nothing(tmp_path: Path) -> None:
     assert device.take(notice(2), Source(theta(2)), odd)
     assert device.held == 2
     assert read_delivered(device.delivering.path).own_accuracy is None
+
+
+# -- models that some devices try -----------------------------------------------------------------
+
+
+def test_tried_model_is_judged_beside_the_old_one(tmp_path: Path) -> None:
+    device = Device(tmp_path, margin=1.0)
+    assert device.take(notice(1), Source(theta(1)))
+    trial = notice(2, canary=0.5)
+    assert device.take(trial, Source(theta(2)))
+    assert device.held == 2
+    assert device.delivering.tried is not None
+    said = device.delivering.tried.evaluation("robot")
+    assert (said.canary, said.round, said.samples, said.before_accuracy) == (True, 2, 200, 1.0)
+    assert said.accuracy is not None
+    assert said.accuracy < 0.9
+    # Promoted: it is here. Rolled back: the old one returns, and is then left alone.
+    assert not device.delivering.is_due(notice(2, decided=2))
+    back = notice(1, decided=2)
+    assert device.delivering.is_due(back)
+    assert device.take(back, Source(theta(1)))
+    assert device.held == 1
+    assert not device.delivering.is_due(back)
+
+
+def test_rollback_is_followed_whatever_the_accuracy_here(tmp_path: Path) -> None:
+    device = Device(tmp_path, margin=0.0)
+    assert device.take(notice(1), Source(theta(2)))
+    assert device.take(notice(2, canary=0.5), Source(theta(1)))  # better, here
+    again = Device(tmp_path, margin=0.0)  # even after a restart
+    assert again.take(notice(1), Source(theta(2)))
+    assert again.held == 2  # the owner's margin: nothing was decided
+    assert Device(tmp_path, margin=0.0).take(notice(1, decided=2), Source(theta(2)))
+    assert again.held == 1
+
+
+def test_refused_trial_is_answered_and_the_old_model_stays(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    assert device.take(notice(1), Source(theta(1)))
+    assert device.take(notice(2, canary=0.5), Source(theta(2)))
+    assert device.held == 1
+    assert device.delivering.tried is not None
+    assert not device.delivering.is_due(notice(2, canary=0.5))
+    assert not device.delivering.is_due(notice(1, decided=2))  # it never left
+
+
+def test_model_that_is_not_finite_gets_the_worst_answer(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    broken = theta(2)
+    broken[:] = np.nan
+    assert device.take(notice(1, canary=0.5), Source(broken))
+    assert device.delivering.tried is not None
+    said = device.delivering.tried.evaluation("robot")
+    assert (said.loss, said.before_loss) == (MAX_LOSS, None)
+    assert not device.delivering.path.exists()
+
+
+def test_device_that_can_judge_nothing_tries_nothing(tmp_path: Path) -> None:
+    device = Device(tmp_path)
+    nothing = ArrayData((np.zeros((0, INPUTS), np.float32),), np.zeros(0, np.int64))
+    trial = notice(2, canary=0.5)
+    assert device.take(trial, Source(theta(1)), nothing)
+    assert device.delivering.tried is None
+    assert not device.delivering.path.exists()
+    assert not device.delivering.is_due(trial)
+    assert device.delivering.is_due(notice(2, decided=2))  # once it is promoted

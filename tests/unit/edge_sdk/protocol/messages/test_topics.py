@@ -31,6 +31,7 @@ BUILT = [
     (TOPICS.coordinator, "pub/coordinator", Topic("digits", TopicKind.COORDINATOR)),
     (TOPICS.model("latest"), "pub/latest", Topic("digits", TopicKind.LATEST)),
     (TOPICS.model("best"), "pub/best", Topic("digits", TopicKind.BEST)),
+    (TOPICS.model("canary"), "pub/canary", Topic("digits", TopicKind.CANARY)),
     (TOPICS.chunk(HASH), f"pub/chunk/{HEX}", Topic("digits", TopicKind.CHUNK, None, HASH)),
     (
         TOPICS.down_control("pi-4"),

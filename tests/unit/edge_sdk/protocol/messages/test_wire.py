@@ -16,7 +16,7 @@ from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
 from edge_sdk.protocol.messages.condition import MAX_LABELS, Condition
-from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.delivery import ModelNotice, canary_draw
 from edge_sdk.protocol.messages.epoch import LONGEST, MAX_COUNTER, Claim, Echo, Epoch, next_epoch
 from edge_sdk.protocol.messages.fields import BLOB_FORMS, MAX_COUNT, RULE_FORMS
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -404,6 +404,37 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     said = content("presence", online=False, reason="no data", exit_code=3)
     assert encode_message(gone) == said
     assert decode_message(said) == gone
+
+
+def test_messages_of_a_trial_are_the_golden_files() -> None:
+    """And without one, not a byte of the messages is another."""
+    notice, evaluation = EXAMPLES["model_notice"][0], EXAMPLES["evaluation"][0]
+    assert isinstance(notice, ModelNotice)
+    assert isinstance(evaluation, Evaluation)
+    for message in (notice, evaluation):
+        assert not any(name in encode_message(message) for name in (b"canary", b"decided", b"bef"))
+    tried = replace(notice, canary=0.25)
+    promoted = replace(notice, decided=7)
+    answer = replace(evaluation, canary=True, before_loss=0.5, before_accuracy=0.875)
+    assert encode_message(tried) == content("model_notice", canary=0.25)
+    assert encode_message(promoted) == content("model_notice", decided=7)
+    for name, message in (("canary", tried), ("tried", answer)):
+        data = (DATA / f"message_{name}_v1.bin").read_bytes()
+        assert encode_message(message) == data
+        assert decode_message(data) == message
+    for share in (0.0, 1.5):
+        with pytest.raises(MessageError, match="canary is a share"):
+            replace(notice, canary=share)
+    with pytest.raises(MessageError, match="a loss is at most"):
+        replace(answer, before_loss=1e10)
+    with pytest.raises(MessageError, match="an accuracy is a share"):
+        replace(answer, before_accuracy=1.5)
+
+
+def test_draw_of_a_trial_is_the_same_everywhere() -> None:
+    draws = [canary_draw(RUN, "pi-4", round) for round in (1, 2)]
+    assert draws == [0.13411411622177438, 0.571744544197043]
+    assert all(0 <= each < 1 for each in draws)
 
 
 def test_round_with_variates_names_the_global_one() -> None:

@@ -1,0 +1,1 @@
+"""Results of runs: their models, their figures side by side, a page to send."""
