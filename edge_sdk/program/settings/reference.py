@@ -191,7 +191,8 @@ def render_tables(cls: type[Any], *, variables: bool) -> str:
         parts.append(_rows(group, variables))
     for name, kind in kinds(cls).items():
         if kind.rows is not None:
-            parts.append(f"### `[[{name}]]`\n\n{summary(kind.rows)}")
+            also = f" A row may be its `{kind.short}` alone." if kind.short is not None else ""
+            parts.append(f"### `[[{name}]]`\n\n{summary(kind.rows)}{also}")
             parts.append(_rows(list(keys(kind.rows)), variables=False))
     return "\n\n".join(parts)
 
