@@ -2,17 +2,13 @@
 
 A `History` has the joules of the day and the interval between rounds of one task. A device spends
 one budget on all its tasks, so these are kept here, and every task's history is completed from
-here. The account survives crashes: it is written whenever it changes. Programs with the same
-folder share it, as far as the system has file locks.
+here. The account survives crashes: it is written whenever it changes, and read before.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-import os
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Lock
 
@@ -44,18 +40,18 @@ class EnergyAccount:
 
     def adopt(self, history: History) -> None:
         """Open the account with what a task spent before there was one."""
-        with self._held():
+        with self._lock:
             if self._read() is None and history.day_from_s is not None:
                 self._write(_with_part(History(), history))
 
     def heard(self, now_s: float) -> None:
         """Note that a round of any task opens now."""
-        with self._held():
+        with self._lock:
             self._write((self._read() or History()).heard(now_s))
 
     def spent(self, joules: float) -> None:
         """Note that training took this much energy."""
-        with self._held():
+        with self._lock:
             self._write((self._read() or History()).spent(joules))
 
     def today_j(self, now_s: float) -> float:
@@ -65,12 +61,6 @@ class EnergyAccount:
         if known is None or known.day_from_s is None or now_s - known.day_from_s >= DAY_S:
             return 0.0
         return known.spent_j
-
-    @contextmanager
-    def _held(self) -> Iterator[None]:
-        """Keep other threads, and other programs, from changing it."""
-        with self._lock, _locked(self._path):
-            yield
 
     def _read(self) -> History | None:
         if self._unsaved:
@@ -105,23 +95,3 @@ class EnergyAccount:
 
 def _with_part(history: History, known: History) -> History:
     return replace(history, **{name: getattr(known, name) for name in SHARED})
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold the account's lock among programs, where the system has locks."""
-    handle: int | None = None
-    try:
-        import fcntl
-
-        make_folder(path.parent)
-        handle = os.open(path.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o600)
-        fcntl.flock(handle, fcntl.LOCK_EX)
-    except (ImportError, OSError) as error:
-        log.debug("no lock for %s: %s", path, error)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            with suppress(OSError):
-                os.close(handle)

@@ -9,8 +9,8 @@ over.
 Rules:
 - The turn goes to the task with the highest priority, and among equals to the one longest not
   served, of all that wait for it or are owed it.
-- Neither training nor a decision is interrupted for another task. A mere offer yields to a task of higher priority,
-  or to anybody once its lease is over: no assignment came.
+- Neither training nor a decision is interrupted for another task. A mere offer yields to a task of
+  higher priority, or to anybody once its lease is over: no assignment came.
 - A task that had to refuse a round is owed the turn until it gets it, or until it let twice the
   time between its rounds pass without asking. Until then, tasks that come after it are not granted
   any. So among tasks of one priority nobody is served twice while another one, whose rounds keep
@@ -30,7 +30,7 @@ PATIENCE_S = 300.0
 """Seconds that a task is owed the turn when the time between its rounds is not known yet."""
 LEAST_PATIENCE_S, MOST_PATIENCE_S = 30.0, 3_600.0
 
-Stage = Literal["deciding", "offered", "training"]
+TurnStage = Literal["deciding", "offered", "training"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class _Contender:
         return self.priority, self.served, self.name
 
 
-class Turns:
+class TaskTurns:
     """The turns of some tasks. Time comes in with every call, in seconds of one clock."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Turns:
         }
         self._count = max([0, *known.values()])
         self._holder: _Contender | None = None
-        self._stage: Stage = "deciding"
+        self._stage: TurnStage = "deciding"
         self._counts = True
         self._lease_s = -math.inf
 

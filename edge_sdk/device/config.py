@@ -230,15 +230,21 @@ class DeviceConfig:
         return {each.task: each.priority or place for place, each in enumerate(self.tasks, 1)}
 
     def _for(self, own: DeviceTask) -> DeviceConfig:
-        limits = {"level": own.level, "participation": own.participation}
-        others = {
-            name: getattr(own, name)
-            for name in ("data", "format", "evaluate_every", "deliver")
-            if getattr(own, name) is not None
-        }
-        given = {name: value for name, value in limits.items() if value is not None}
+        policy = replace(
+            self.policy,
+            level=own.level or self.policy.level,
+            participation=own.participation or self.policy.participation,
+        )
+        every = self.evaluate_every if own.evaluate_every is None else own.evaluate_every
         return replace(
-            self, task=own.task, tasks=(), policy=replace(self.policy, **given), **others
+            self,
+            task=own.task,
+            tasks=(),
+            policy=policy,
+            data=own.data or self.data,
+            format=own.format or self.format,
+            evaluate_every=every,
+            deliver=own.deliver or self.deliver,
         )
 
 

@@ -156,7 +156,5 @@ def make_observer(
         clock, wall = emulation.clock, emulation.wall
         return Observer(config.policy, probe, costs, history=history, clock=clock, wall=wall)
     probe = make_probe(config) if probe is None else with_board(config, probe)
-    costs = make_costing(
-        config, probe, backend, manifest, folder, samples, may_measure=may_measure
-    )
+    costs = make_costing(config, probe, backend, manifest, folder, samples, may_measure=may_measure)
     return Observer(config.policy, probe, costs, history=history, account=account)

@@ -8,8 +8,12 @@ import math
 import sys
 import time
 from collections.abc import Callable
+from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any, Literal, TextIO
+
+about: ContextVar[str] = ContextVar("about", default="")
+"""The task that a thread's records are about, in a program that takes part in several."""
 
 
 class JsonLines(logging.Formatter):
@@ -30,9 +34,20 @@ class JsonLines(logging.Formatter):
         }
         for name, value in getattr(record, "facts", {}).items():
             content[f"fact_{name}" if name in content else name] = value
+        if task := about.get():
+            content.setdefault("task", task)
         if record.exc_info:
             content["exception"] = self.formatException(record.exc_info)
         return json.dumps(content, ensure_ascii=False, default=str)
+
+
+class TextLines(logging.Formatter):
+    """One line for people per record, with the task it is about where there are several."""
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
+        """See `logging.Formatter`."""
+        text = super().formatMessage(record)
+        return text if not (task := about.get()) else f"{text}  [{task}]"
 
 
 def fact(event: str, **facts: Any) -> dict[str, Any]:
@@ -64,7 +79,7 @@ def configure_logging(
 ) -> None:
     """Send all log records to `stream` (None: standard error), and nowhere else."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    text = logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+    text = TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
     handler.setFormatter(JsonLines() if format == "json" else text)
     root = logging.getLogger()
     for old in list(root.handlers):

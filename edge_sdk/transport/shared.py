@@ -40,14 +40,14 @@ class SharedLink:
         self._opener = opener
         self._lock = RLock()
         self._link: Link | None = None
-        self._ports: list[Port] = []
+        self._ports: list[LinkPort] = []
         self._filters: Counter[tuple[bool, str]] = Counter()
         self._state: Connected | Disconnected | None = None
 
-    def open_link(self, *, name: str, deliver: Deliver, will: Will | None = None) -> Port:
+    def open_link(self, *, name: str, deliver: Deliver, will: Will | None = None) -> LinkPort:
         """Open a port; the first one opens the link, under its name and with its will."""
         with self._lock:
-            port = Port(self, deliver)
+            port = LinkPort(self, deliver)
             self._ports.append(port)
             if self._link is None:
                 port.has_will = True
@@ -67,7 +67,7 @@ class SharedLink:
             raise RuntimeError("no port is open")
         return self._link
 
-    def subscribe(self, port: Port, bulk: bool, topic_filter: str) -> None:
+    def subscribe(self, port: LinkPort, bulk: bool, topic_filter: str) -> None:
         """Subscribe for a port; the broker sends what it retains, also to others with the filter.
 
         Raises LinkError for a malformed filter.
@@ -78,7 +78,7 @@ class SharedLink:
                 port.filters |= {(bulk, topic_filter)}
                 self._filters[bulk, topic_filter] += 1
 
-    def unsubscribe(self, port: Port, bulk: bool, topic_filter: str) -> None:
+    def unsubscribe(self, port: LinkPort, bulk: bool, topic_filter: str) -> None:
         """Unsubscribe for a port; the link does so when nobody else wants it."""
         with self._lock:
             if (bulk, topic_filter) not in port.filters:
@@ -89,7 +89,7 @@ class SharedLink:
                 del self._filters[bulk, topic_filter]
                 self.link.unsubscribe(topic_filter, bulk=bulk)
 
-    def leave(self, port: Port, *, flush: bool, kill: bool) -> None:
+    def leave(self, port: LinkPort, *, flush: bool, kill: bool) -> None:
         """Close a port, and the link if it was the last one."""
         with self._lock:
             if port not in self._ports:
@@ -117,7 +117,7 @@ class SharedLink:
                 port.tell(event)
 
 
-class Port:
+class LinkPort:
     """A user's side of a shared link; see `Link` for its methods."""
 
     def __init__(self, shared: SharedLink, deliver: Deliver) -> None:

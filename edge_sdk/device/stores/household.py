@@ -1,10 +1,10 @@
 """Everything that the tasks of one device share: its owner's pause, its energy, its one training.
 
-    <state_dir>/_device/<device>/     no task has such a name
-        paused          the owner's pause (`pause.py`)
-        energy.json     joules of the day (`edge_sdk.decide.account`)
-        turns.json      which task was served last (`slot.py`)
-        control.sock    of a device with several tasks, while it runs
+<state_dir>/_device/<device>/     no task has such a name
+    paused          the owner's pause (`pause.py`)
+    energy.json     joules of the day (`edge_sdk.decide.account`)
+    turns.json      which task was served last (`slot.py`)
+    control.sock    of a device with several tasks, while it runs
 """
 
 from __future__ import annotations

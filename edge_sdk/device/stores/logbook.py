@@ -119,7 +119,7 @@ class Logbook:
             self._connected = False
             self.save()
 
-    # -- the training thread ------------------------------------------------------------------------
+    # -- the training thread -----------------------------------------------------------------
 
     def takes_part(self, run: str) -> None:
         """Note the run; rounds of another one are numbered anew."""
@@ -167,7 +167,7 @@ class Logbook:
             self._verdicts.append({**told, "time": self._wall()})
             self.save()
 
-    # -- anybody ------------------------------------------------------------------------------------
+    # -- anybody -----------------------------------------------------------------------------
 
     def error(self, words: str) -> None:
         """Note a warning or an error of the program."""
@@ -246,7 +246,7 @@ class Logbook:
         for row in reversed(self._rounds):
             if (row.get("round"), row.get("run")) == (round, self._run):
                 return row
-        row = {**ROW, "run": self._run, "round": round, "time": self._wall()}
+        row: dict[str, Any] = {**ROW, "run": self._run, "round": round, "time": self._wall()}
         self._rounds.append(row)
         return row
 
@@ -259,7 +259,7 @@ class Logbook:
                 self.save()
 
     def _turn_day(self) -> None:
-        day = datetime.fromtimestamp(self._wall()).date().isoformat()  # noqa: DTZ006
+        day = datetime.fromtimestamp(self._wall()).date().isoformat()
         if day != self._day:
             self._day, self._today = day, dict.fromkeys(self._today, 0)
 

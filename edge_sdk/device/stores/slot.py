@@ -13,11 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Condition
+from typing import TypeVar
 
-from edge_sdk.decide.turns import Obstacle, Turns
+from edge_sdk.decide.turns import Obstacle, TaskTurns
 from edge_sdk.program.files import make_folder, write_whole
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 MOST_WAIT_S = 10.0
 """Longest wait for the turn, in seconds, before a round is skipped."""
@@ -42,7 +45,7 @@ class TrainingSlot:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`priorities`: the lower number goes first. `path`: the file that keeps who was served."""
-        self._turns = Turns(priorities, _load(path, priorities))
+        self._turns = TaskTurns(priorities, _load(path, priorities))
         self._path = path
         self._clock = clock
         self._changed = Condition()
@@ -75,7 +78,7 @@ class TrainingSlot:
         with self._changed:
             self._changed.wait(max(0.0, min(LOOK_S, timeout_s)))
 
-    def change(self, work: Callable[[Turns, float], bool], *, kept: bool = False) -> bool:
+    def change(self, work: Callable[[TaskTurns, float], T], *, kept: bool = False) -> T:
         """Do something with the turns, and tell who waits. `kept`: it changes who was served."""
         with self._changed:
             before = self._turns.served
@@ -113,7 +116,7 @@ class Seat:
             if until is None:
                 until = now + min(MOST_WAIT_S, WAIT_SHARE * bid_s)
             if now >= until or give_up():
-                self._slot.change(lambda turns, now: turns.refuse(self._task, now) is None)
+                self._slot.change(lambda turns, now: turns.refuse(self._task, now))
                 return obstacle
             self._slot.wait(until - now)
 
@@ -124,7 +127,7 @@ class Seat:
     def offer(self, bid_s: float) -> None:
         """Note that the device offers to train, in a round whose bids are awaited for `bid_s`."""
         lease_s = LEASE * bid_s
-        self._slot.change(lambda turns, now: turns.offer(self._task, now, lease_s) is None)
+        self._slot.change(lambda turns, now: turns.offer(self._task, now, lease_s))
 
     @property
     def disturbs(self) -> bool:
@@ -133,11 +136,11 @@ class Seat:
 
     def release(self) -> None:
         """Give the turn back; harmless without it."""
-        self._slot.change(lambda turns, _: turns.end(self._task) is None, kept=True)
+        self._slot.change(lambda turns, _: turns.end(self._task), kept=True)
 
     def leave(self) -> None:
         """Give up the turn and every claim to it."""
-        self._slot.change(lambda turns, _: turns.leave(self._task) is None, kept=True)
+        self._slot.change(lambda turns, _: turns.leave(self._task), kept=True)
 
     @contextmanager
     def alone(self, give_up: Callable[[], bool]) -> Iterator[None]:
@@ -159,7 +162,9 @@ def _load(path: Path, known: Mapping[str, int]) -> dict[str, int]:
         return {
             name: number
             for name, number in content.items()
-            if name in known and isinstance(number, int) and not isinstance(number, bool)
+            if name in known
+            and isinstance(number, int)
+            and not isinstance(number, bool)
             and number > 0
         }
     except FileNotFoundError:
