@@ -130,7 +130,7 @@ class TakingPart:
             len(data),
             emulation,
             account=household.account,
-            may_measure=lambda: not household.pause.active,
+            may_measure=self._may_measure,
         )
         self._app = DeviceApp(
             config.name,
@@ -160,6 +160,11 @@ class TakingPart:
             clock=time.perf_counter if emulation is None else emulation.clock,
             should_stop=should_stop,
         )
+
+    def _may_measure(self) -> bool:
+        """Tell if costs may be measured now: unpaused, and while no other task can train."""
+        mine = self._seat is None or self._seat.holds
+        return mine and not self._household.pause.active
 
     @property
     def unfit(self) -> str | None:

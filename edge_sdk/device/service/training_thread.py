@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
@@ -347,7 +347,8 @@ class Training:
             folder = self._folder.start_run(notice.run)
             task = load_task(notice, self._config, self._fetcher.fetch_blob)
             data, unfit = self._read_data(task.manifest)
-            with self._undisturbed(notice.run):  # it may measure what levels cost
+            # It measures what levels cost, if no other task trains; else when a round opens.
+            with nullcontext() if self._seat is None else self._seat.occupied():
                 part = TakingPart(
                     notice,
                     self._config,
@@ -393,10 +394,6 @@ class Training:
     def _is_useless(self, run: str, round: int) -> bool:
         """Tell if the model of a round is useless by now."""
         return self._household.pause.active or self._inbox.overtakes(run, round)
-
-    def _undisturbed(self, run: str) -> AbstractContextManager[None]:
-        """Return a context in which no other task of the device trains."""
-        return nullcontext() if self._seat is None else self._seat.alone(lambda: self._is_left(run))
 
     def _read_data(self, manifest: Manifest) -> tuple[ArrayData, str | None]:
         """Return the samples in the task's form, and why they do not fit it; None: they do.

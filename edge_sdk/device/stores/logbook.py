@@ -243,9 +243,9 @@ class Logbook:
         return "resting"
 
     def _row(self, round: int) -> dict[str, Any]:
-        for row in reversed(self._rounds):
-            if (row.get("round"), row.get("run")) == (round, self._run):
-                return row
+        for known in reversed(self._rounds):
+            if (known["round"], known["run"]) == (round, self._run):
+                return known
         row: dict[str, Any] = {**ROW, "run": self._run, "round": round, "time": self._wall()}
         self._rounds.append(row)
         return row

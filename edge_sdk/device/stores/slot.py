@@ -142,13 +142,15 @@ class Seat:
         """Give up the turn and every claim to it."""
         self._slot.change(lambda turns, _: turns.leave(self._task), kept=True)
 
+    @property
+    def holds(self) -> bool:
+        """True while this task has the turn."""
+        return self._slot.change(lambda turns, _: turns.holder == self._task)
+
     @contextmanager
-    def alone(self, give_up: Callable[[], bool]) -> Iterator[None]:
-        """Let no other task train in this block; waits for one that does, or until `give_up`."""
-        while not (got := self._slot.change(lambda turns, now: turns.occupy(self._task, now))):
-            if give_up():
-                break
-            self._slot.wait(LOOK_S)
+    def occupied(self) -> Iterator[None]:
+        """Have the turn in this block, for work that is no training, if it is free."""
+        got = self._slot.change(lambda turns, now: turns.occupy(self._task, now))
         try:
             yield
         finally:

@@ -135,9 +135,10 @@ class Stage:
 class Coordinator:
     """The other side: says what it is told to, answers offers and wants, and remembers."""
 
-    def __init__(self, stage: Place, seed: int = 5) -> None:
+    def __init__(self, stage: Place, seed: int = 5, task: str = TASK) -> None:
         self.stage = stage
-        self.topics = Topics(TASK)
+        self.task = task
+        self.topics = Topics(task)
         self.heard: list[ControlMessage] = []
         self.movements: list[tuple[Offer, Movement]] = []
         self.chunks: dict[bytes, bytes] = {}
@@ -151,7 +152,8 @@ class Coordinator:
         self.theta = random.normal(size=self.plan.parameters).astype(np.float32)
         self.run = secrets.token_hex(8)
         self._uploads = Uploads()
-        self._link = stage.open_peer(name="coordinator", deliver=self._deliver)
+        name = "coordinator" if task == TASK else f"coordinator-{task}"
+        self._link = stage.open_peer(name=name, deliver=self._deliver)
         self._link.subscribe(self.topics.up_controls)
         self._link.subscribe(self.topics.up_chunks, bulk=True)
         self._link.subscribe(self.topics.presences)
@@ -172,7 +174,7 @@ class Coordinator:
 
     def notice(self) -> TaskNotice:
         return TaskNotice(
-            task=TASK,
+            task=self.task,
             run=self.run,
             plan=self._publish(self.plan.encoded),
             manifest=self._publish(self.manifest.encoded),
