@@ -8,6 +8,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -304,8 +305,8 @@ def test_two_tasks_share_one_link_and_finish(stage: Stage, start: Tasks) -> None
         coordinator.finish(2)
     assert device.wait() is None
     for coordinator in (toy, other):
-        gone = stage.until(lambda at=coordinator: at.last(Presence, lambda it: not it.online))
-        assert gone.reason == "the run is finished"
+        last = partial(coordinator.last, Presence, lambda each: not each.online)
+        assert stage.until(last).reason == "the run is finished"
 
 
 def test_task_skips_while_another_one_trains_and_says_so(stage: Stage, start: Tasks) -> None:
