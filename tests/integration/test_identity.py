@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -571,7 +572,7 @@ def test_device_in_two_tasks_keeps_one_pair_of_connections_and_loses_no_movement
     again = tmp_path / "again.log"
     with program(again, *run) as device:
         for coordinator, offer in zip((high, low), offers, strict=True):
-            stage.until(lambda at=coordinator: at.movements)
+            stage.until(partial(getattr, coordinator, "movements"))
             assert coordinator.movements[0][0] == offer
             coordinator.receipt(offer.round)
             coordinator.finish(offer.round)

@@ -33,16 +33,17 @@ SKIPS = {
     **{"network": "n", "deadline": "t", "hours": "t", "schedule": "p", "paused": "p"},
 }
 """Characters of the strip for skips; another one is `s`."""
-LEGEND = "9-1 level b battery h heat m memory n network t time p pause s skip l late r refused"
+LEGEND = "9-1 level b battery h heat m memory n net t time p pause s skip l late r refused"
 
 
 def printable(text: Any, most: int = 300) -> str:
     """Return text without characters that a terminal would act on, on one line."""
-    shown = "".join(
-        each if unicodedata.category(each)[0] not in "CZ" or each == " " else " "
-        for each in str(text)[: 4 * most]
-    )
-    return " ".join(shown.split())[:most]
+    return " ".join(visible(str(text)[: 4 * most]).split())[:most]
+
+
+def visible(text: str) -> str:
+    """Return text with a space for each character that a terminal would act on."""
+    return "".join(" " if unicodedata.category(each)[0] in "CZ" else each for each in text)
 
 
 def read_standing(config: DeviceConfig, probe: Probe | None) -> dict[str, Any]:

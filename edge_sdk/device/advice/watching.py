@@ -11,6 +11,7 @@ import select
 import shutil
 import sys
 import time
+import unicodedata
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
@@ -21,8 +22,8 @@ from edge_sdk.device.advice.standing import (
     doing,
     energy_words,
     pause_words,
-    printable,
     strip,
+    visible,
 )
 
 EVERY_S = 1.0
@@ -31,7 +32,6 @@ HOME, CLEAR, REST = "\x1b[H", "\x1b[2J", "\x1b[K"
 """What a terminal understands: to its upper left corner, empty all of it, or the rest of a line."""
 
 Style = Literal["", "bold", "dim", "green", "yellow", "red"]
-Shares = tuple[float, float]
 
 
 class ViewLine(NamedTuple):
@@ -59,7 +59,7 @@ def view_lines(standing: dict[str, Any], width: int, height: int) -> list[ViewLi
         line for task in tasks for line in list(_task(standing, task, now, width))[: max(1, each)]
     ]
     lines = [*head, *body[:room], *foot][: max(1, height - 1)]
-    return [ViewLine(printable(line.text, most=width), line.style) for line in lines]
+    return [ViewLine(_cut(visible(line.text), width), line.style) for line in lines]
 
 
 def watch(read: Callable[[], dict[str, Any]], *, every_s: float = EVERY_S) -> None:
@@ -160,6 +160,16 @@ def _bar(
 def _drawn(value: float, whole: float) -> str:
     filled = round(BAR * min(1.0, max(0.0, value / whole)))
     return f"[{'#' * filled}{'.' * (BAR - filled)}]"
+
+
+def _cut(text: str, width: int) -> str:
+    """Return as much of a text as fits; some characters take two columns."""
+    taken = 0
+    for number, each in enumerate(text):
+        taken += 2 if unicodedata.east_asian_width(each) in "WF" else 1
+        if taken > width:
+            return text[:number]
+    return text
 
 
 def _red(poor: bool) -> Style:

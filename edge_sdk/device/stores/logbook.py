@@ -243,10 +243,11 @@ class Logbook:
         return "resting"
 
     def _row(self, round: int) -> dict[str, Any]:
-        for known in reversed(self._rounds):
-            if (known["round"], known["run"]) == (round, self._run):
-                return known
-        row: dict[str, Any] = {**ROW, "run": self._run, "round": round, "time": self._wall()}
+        row: dict[str, Any]
+        for row in reversed(self._rounds):
+            if (row["round"], row["run"]) == (round, self._run):
+                return row
+        row = {**ROW, "run": self._run, "round": round, "time": self._wall()}
         self._rounds.append(row)
         return row
 
