@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from coordinator.errors import ConfigError
 from coordinator.operate.control.forgetting import add_command as add_forget_command
 from coordinator.operate.control.quarantine import add_commands as add_quarantine_commands
+from coordinator.operate.control.showing import add_commands as add_showing_commands
 from coordinator.operate.identity.commands import add_commands as add_identity_commands
 from coordinator.operate.joining.commands import add_commands as add_join_commands
 from coordinator.operate.results import add_commands as add_result_commands
@@ -23,7 +24,6 @@ from coordinator.operate.upkeep.commands import add_commands as add_upkeep_comma
 from edge_sdk import __version__
 from edge_sdk.program.command import (
     EXIT_INTERRUPTED,
-    explain_os_error,
     run_command,
 )
 from edge_sdk.program.completion import add_completion
@@ -57,6 +57,9 @@ def make_parser() -> argparse.ArgumentParser:
             "  tessera-coordinator demo                      watch eight unequal devices train\n"
             "  tessera-coordinator init run.toml             writes settings to start from\n"
             "  tessera-coordinator serve --config run.toml   runs the coordinator\n"
+            "  tessera-coordinator serve --runs runs         runs all coordinators of a folder\n"
+            "  tessera-coordinator status run                what a run does and waits for\n"
+            "  tessera-coordinator devices run               who is there, and why they skip\n"
             "  tessera-coordinator history run               shows the rounds of a run\n"
             "  tessera-coordinator export run --format onnx --out model.onnx"
         ),
@@ -67,6 +70,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     add_result_commands(commands)
     _add_serve(commands)
+    add_showing_commands(commands)
     _add_run_commands(commands)
     add_forget_command(commands)
     add_quarantine_commands(commands)
@@ -149,17 +153,27 @@ def _add_serve(commands: Any) -> None:
         description=(
             "Runs the coordinator described by a configuration until the run is complete, or "
             "until SIGTERM or Ctrl-C. The run's folder holds its whole state: started again, the "
-            "coordinator resumes where it stopped."
+            "coordinator resumes where it stopped. With --runs, one process serves every *.toml "
+            "file of a folder as a run until SIGTERM or Ctrl-C: a file that is added starts one, "
+            "one that is removed stops its run, one that is saved again restarts it. The runs "
+            "share a broker, an authority and the port for joining (coordinator.toml there). A run "
+            "that fails ends alone, and starts again by itself; tessera-coordinator served DIR "
+            "lists all with their errors."
         ),
         epilog=(
             "exit codes: 0 the run is complete; 1 the run failed, start it again to resume; "
             "2 the configuration, the task or the broker cannot be used; "
             "3 another coordinator has the task, or takes it over; "
             "130 stopped by Ctrl-C; 143 stopped by SIGTERM. "
-            "example: tessera-coordinator serve --config run.toml"
+            "examples: tessera-coordinator serve --config run.toml; "
+            "tessera-coordinator serve --runs /etc/tessera/runs"
         ),
     )
-    serve.add_argument("--config", type=Path, metavar="FILE", required=True, help="the TOML file")
+    which = serve.add_mutually_exclusive_group(required=True)
+    which.add_argument("--config", type=Path, metavar="FILE", help="the TOML file of a run")
+    which.add_argument(
+        "--runs", type=Path, metavar="DIR", help="a folder of such files; serves all of them"
+    )
     serve.add_argument(
         "--log-format",
         choices=("text", "json"),
@@ -178,6 +192,18 @@ def _add_serve(commands: Any) -> None:
         "copy or older than what devices have heard of",
     )
     serve.set_defaults(run=_serve)
+    served = commands.add_parser(
+        "served",
+        help="list the runs of a process that serves many",
+        description=(
+            "Asks the process that serves a folder of run files (serve --runs) for all of them: "
+            "the task, the state, and the error of one that is broken or failed."
+        ),
+        epilog="example: tessera-coordinator served /etc/tessera/runs",
+    )
+    served.add_argument("folder", type=Path, metavar="DIR", help="the folder of run files")
+    served.add_argument("--json", action="store_true", help="as JSON, for scripts")
+    served.set_defaults(run=_served)
     init = commands.add_parser(
         "init",
         help="write a commented configuration as a starting point",
@@ -224,7 +250,7 @@ def _add_run_commands(commands: Any) -> None:
 
 def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.config import read_config
-    from coordinator.operate.serve.serving import serve
+    from coordinator.operate.serve.serving import explain_failure, serve
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import RunError, read_history
     from coordinator.service.outgoing.fence import FencedError
@@ -232,6 +258,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from edge_sdk.program.watchdog import Watchdog
 
     configure_logging(arguments.log_format, "info")
+    if arguments.runs is not None:
+        return _serve_many(arguments)
     config = read_config(arguments.config)
     stop, codes = _stop_on_signals()
     try:
@@ -248,14 +276,61 @@ def _serve(arguments: argparse.Namespace) -> int:
         print(f"tessera-coordinator: {error}", file=sys.stderr)
         return EXIT_FENCED
     except RunError as error:
-        cause = error.__cause__
-        words = explain_os_error(cause) if isinstance(cause, OSError) else str(cause or "")
-        print(f"tessera-coordinator: {error}{words and f': {words}'}", file=sys.stderr)
+        print(f"tessera-coordinator: {explain_failure(error)}", file=sys.stderr)
         return 1
     if complete and (terms := str(run_terms(read_history(config.run.folder)))):
         print(f"all rounds: {terms}")
     print("the run is complete" if complete else "stopped; serve resumes from here", flush=True)
     return 0 if complete else codes[0]
+
+
+def _serve_many(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.config import read_process_config
+    from coordinator.operate.serve.supervising import serve_folder
+    from edge_sdk.program.watchdog import Watchdog
+
+    if arguments.qr:
+        raise ConfigError(
+            "--qr draws the code of one run; with --runs: tessera-coordinator codes create "
+            f"{arguments.runs} --task NAME --qr"
+        )
+    config = read_process_config(arguments.runs)
+    stop, codes = _stop_on_signals()
+    serve_folder(
+        arguments.runs,
+        config,
+        stop,
+        lambda line: print(line, flush=True),
+        Watchdog.from_environment(),
+        take_over=arguments.take_over,
+    )
+    print("stopped; serve resumes from here", flush=True)
+    return codes[0]
+
+
+def _served(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.config import process_folder
+    from edge_sdk.program.control import ask_run
+
+    folder = process_folder(arguments.folder)
+    if folder is None:
+        raise ConfigError(
+            f"{arguments.folder} was never served: tessera-coordinator serve --runs "
+            f"{arguments.folder}"
+        )
+    rows = ask_run(folder, "runs.list")
+    if arguments.json:
+        print(json.dumps(rows))
+        return 0
+    if not rows:
+        print(f"no run files in {arguments.folder}")
+    width = max((len(row["task"] or row["file"]) for row in rows), default=0)
+    for row in rows:
+        again = "" if row["again_s"] is None else f"; again in {row['again_s']:.0f} s"
+        error = "" if row["error"] is None else f": {row['error']}"
+        where = row["folder"] or row["file"]
+        print(f"{row['task'] or row['file']:{width}}  {row['state']:8}  {where}{error}{again}")
+    return 0
 
 
 def _stop_on_signals() -> tuple[threading.Event, list[int]]:

@@ -28,6 +28,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.config import RunConfig, check_levels
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.state import RoundsConfig, Selection
+from coordinator.service.admission.demands import Demands
 from coordinator.service.service import ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.graphs.child import locate
@@ -46,6 +47,7 @@ from edge_sdk.program.settings import (
     same_as,
 )
 from edge_sdk.program.settings.choices import EncodingText
+from edge_sdk.program.settings.reader import read_toml
 from edge_sdk.program.settings.reference import render_example
 from edge_sdk.program.settings.types import entries, keys
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -59,6 +61,12 @@ from edge_sdk.protocol.task.description import InputDescription, check_names
 from edge_sdk.transport.settings import BrokerSettings, PortNumber
 
 IDENTITY = "identity"
+PROCESS_FILE = "coordinator.toml"
+"""The file of `ProcessConfig`, in a folder of run files."""
+PROCESS_LOCK = "serve.lock"
+"""File in the folder of `ProcessConfig`, held by the process."""
+SHARED_TABLES = ("broker", "join")
+"""Tables of a run's file that are in `PROCESS_FILE` where a process has many runs."""
 ROUNDS = 50
 UPDATES = 500
 """Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
@@ -313,6 +321,12 @@ class BrokerTable(BrokerSettings):
     8885 …, which a run then keeps. (`port` is then for programs on this machine.)"""
     probe: bool = True
     """Test the broker at the start."""
+    status_topics: bool = False
+    """Tell MQTT dashboards the state of the run and its devices: retained JSON on `view/status` and
+    `view/fleet`, for viewers (docs/operate.md). Off, because a broker with rules of your own may
+    let every device read it."""
+    status_s: Annotated[float, Within(least=1)] = 5.0
+    """Least seconds between two such messages."""
 
     def __post_init__(self) -> None:
         if not self.embedded:
@@ -351,6 +365,12 @@ class JoinTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DevicesTable(Demands):
+    """Who may take part; without a key, everybody. A device that does not fit is told why, and
+    `status` shows it as barred (docs/operate.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ServeConfig:
     """Settings of a coordinator, checked. Made by `read_config`."""
 
@@ -365,6 +385,7 @@ class ServeConfig:
     format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
     join: JoinTable = field(default_factory=JoinTable)
+    devices: DevicesTable = field(default_factory=DevicesTable)
     base: Path = field(default=Path(), metadata=NOT_A_KEY)
     """Folder to which sources are relative."""
 
@@ -399,7 +420,7 @@ class ServeConfig:
                 "or neither"
             )
         self.make_robust()
-        self._check_join()
+        _check_join(self.broker, self.join)
 
     def make_robust(self) -> Robust:
         """Make the defence against bad devices. Raises `ConfigError`.
@@ -410,24 +431,13 @@ class ServeConfig:
         name = self.run.robust or ("none" if bare else SERVED)
         return _pick(Robust, self.robust, name=name)
 
-    def _check_join(self) -> None:
-        broker, join = self.broker, self.join
-        if broker.embedded or not join.enabled:
-            return
-        if broker.tls and join.authority is None:
-            raise ConfigError(
-                "join.enabled needs join.authority, the folder of the authority that signs the "
-                "certificates of this broker's devices: name it"
-            )
-
     @property
     def can_join(self) -> bool:
         """True if devices can join with codes.
 
         At a broker of one's own they need TLS: otherwise all would get the coordinator's password.
         """
-        enabled, broker = self.join.enabled, self.broker
-        return broker.embedded if enabled is None else enabled and (broker.embedded or broker.tls)
+        return _can_join(self.broker, self.join)
 
     @property
     def authority(self) -> Path:
@@ -436,13 +446,7 @@ class ServeConfig:
         Without `join.authority`: `identity` beside the file, or in the run's folder if nobody can
         write beside the file.
         """
-        if self.join.authority is not None:
-            return self.base / self.join.authority
-        beside, inside = self.base / IDENTITY, self.run.folder / IDENTITY
-        if inside.is_dir():  # once chosen, it stays
-            return inside
-        written = beside if beside.exists() else self.base
-        return beside if os.access(written, os.W_OK | os.X_OK) else inside
+        return _authority(self.join, self.base, self.run.folder)
 
     def described(self, data: DataSpec) -> DataSpec:
         """Return the task's data with the names and meanings that these settings give.
@@ -500,6 +504,80 @@ class ServeConfig:
         return _pick(Keeping, self.run)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProcessConfig:
+    """Settings that all runs of one process share, checked. Made by `read_process_config`."""
+
+    folder: Path = Path("coordinator")
+    """Folder for what the process keeps: the embedded broker's files, join codes, the socket for
+    commands."""
+    broker: BrokerTable = field(default_factory=lambda: BrokerTable(embedded=True))
+    join: JoinTable = field(default_factory=JoinTable)
+    base: Path = field(default=Path(), metadata=NOT_A_KEY)
+    """Folder of the run files."""
+
+    def __post_init__(self) -> None:
+        _check_join(self.broker, self.join)
+        broker = self.broker
+        if broker.certificate is not None and TASK_MARK not in str(broker.certificate):
+            raise ConfigError(
+                f"broker.certificate = {str(broker.certificate)!r}: a broker lets one connection "
+                "in by a certificate, and every run needs its own. Enroll a coordinator for each "
+                f"(tessera-coordinator enroll --coordinator TASK), and put {TASK_MARK} for the "
+                "task's name into certificate, key, bulk_certificate and bulk_key"
+            )
+
+    @property
+    def can_join(self) -> bool:
+        """As that of `ServeConfig`."""
+        return _can_join(self.broker, self.join)
+
+    @property
+    def authority(self) -> Path:
+        """Folder of the authority: `identity` beside the run files, as for one run."""
+        return _authority(self.join, self.base, self.folder)
+
+    def broker_of(self, task: str) -> BrokerTable:
+        """Return the broker as the run of a task reaches it."""
+        names = ("certificate", "key", "bulk_certificate", "bulk_key")
+        files = {name: getattr(self.broker, name) for name in names}
+        filled: dict[str, Any] = {
+            name: Path(str(path).replace(TASK_MARK, task))
+            for name, path in files.items()
+            if path is not None
+        }
+        return replace(self.broker, **filled) if filled else self.broker
+
+
+TASK_MARK = "{task}"
+"""Stands for the task's name in file names of `ProcessConfig`."""
+
+
+def _check_join(broker: BrokerTable, join: JoinTable) -> None:
+    if broker.embedded or not join.enabled:
+        return
+    if broker.tls and join.authority is None:
+        raise ConfigError(
+            "join.enabled needs join.authority, the folder of the authority that signs the "
+            "certificates of this broker's devices: name it"
+        )
+
+
+def _can_join(broker: BrokerTable, join: JoinTable) -> bool:
+    enabled = join.enabled
+    return broker.embedded if enabled is None else enabled and (broker.embedded or broker.tls)
+
+
+def _authority(join: JoinTable, base: Path, folder: Path) -> Path:
+    if join.authority is not None:
+        return base / join.authority
+    beside, inside = base / IDENTITY, folder / IDENTITY
+    if inside.is_dir():  # once chosen, it stays
+        return inside
+    written = beside if beside.exists() else base
+    return beside if os.access(written, os.W_OK | os.X_OK) else inside
+
+
 def _pick(cls: type[T], *tables: Any, **others: Any) -> T:
     """Make a value of this class from its keys in the tables, and from `others`."""
     given = {each.name: getattr(table, each.name) for table in tables for each in fields(table)}
@@ -517,6 +595,65 @@ def read_config(path: str | Path, *, environment: Mapping[str, str] | None = Non
         preset=recipe_preset,
     )
     return replace(config, base=Path(path).absolute().parent)
+
+
+def read_run(path: Path, process: ProcessConfig) -> ServeConfig:
+    """Read the file of a run of a process with many. Raises `ConfigError`.
+
+    Variables do not count: they would be for all runs alike.
+    """
+    for table in SHARED_TABLES:
+        if table in read_toml(path):
+            raise ConfigError(
+                f"{path}: [{table}] is for all runs of the process: move it to "
+                f"{path.parent / PROCESS_FILE} and remove it here"
+            )
+    config = load_settings(ServeConfig, path, environment={}, preset=recipe_preset)
+    join = replace(process.join, authority=process.authority)
+    return replace(
+        config, base=path.absolute().parent, broker=process.broker_of(config.task.name), join=join
+    )
+
+
+def read_process_config(
+    folder: Path, *, environment: Mapping[str, str] | None = None
+) -> ProcessConfig:
+    """Read `coordinator.toml` in a folder of run files; the defaults if there is none.
+
+    `environment` None means the process's. Raises `ConfigError`.
+    """
+    path = folder / PROCESS_FILE
+    config = load_settings(
+        ProcessConfig,
+        path if path.exists() else None,
+        environment=environment,
+        others=[key.variable for key in keys(DeviceConfig)],
+    )
+    base = folder.absolute()
+    return replace(config, base=base, folder=base / config.folder)
+
+
+def process_folder(runs: Path) -> Path | None:
+    """Return the folder of the process that serves, or served, a folder of run files; None: none.
+
+    Raises `ConfigError`.
+    """
+    if (runs / PROCESS_LOCK).is_file():
+        return runs
+    found = read_process_config(runs).folder
+    return found if (found / PROCESS_LOCK).is_file() else None
+
+
+def render_process_default() -> str:
+    """Write a commented `coordinator.toml` to start from."""
+    return render_example(
+        ProcessConfig,
+        {"broker.embedded": True},
+        "Settings that all runs in this folder share. Start them with\n"
+        "  tessera-coordinator serve --runs .\n"
+        "Paths are relative to this file. Lines that are commented out show defaults, or examples "
+        "where there is none. docs/configuration.md has the same as a table.",
+    )
 
 
 def render_default(name: str = "run.toml", source: str = "task.py") -> str:

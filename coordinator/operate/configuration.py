@@ -35,6 +35,15 @@ from.
 
 {run}
 
+## The file of a process with many runs
+
+`coordinator.toml` in the folder of `tessera-coordinator serve --runs`
+([deploy.md](deploy.md#many-runs)); without it, the defaults hold. `{mark}` in the names of
+certificates and keys stands for the name of a run's task. The run files beside it have the keys
+above, without the tables that are here; variables do not change them.
+
+{process}
+
 ## The device's file
 
 For `tessera-device run --config device.toml`; `tessera-device init` writes one to start from.
@@ -61,6 +70,8 @@ def pages() -> dict[Path, str]:
     """The text of every generated file."""
     page = PAGE.format(
         run=render_tables(coordinator.ServeConfig, variables=True),
+        process=render_tables(coordinator.ProcessConfig, variables=True),
+        mark=coordinator.TASK_MARK,
         device=render_tables(device.DeviceConfig, variables=True),
         fleet=render_tables(Fleet, variables=False),
         board=render_tables(Board, variables=False),
@@ -77,6 +88,7 @@ def pages() -> dict[Path, str]:
     return {
         ROOT / "docs/configuration.md": page,
         ROOT / "examples/coordinator/run.toml": coordinator.render_default(),
+        ROOT / "examples/runs/coordinator.toml": coordinator.render_process_default(),
         ROOT / "examples/device/device.toml": device.render_default(own),
         ROOT / "examples/device" / device.DIGITS: device.digits_table(),
     }

@@ -25,6 +25,8 @@ from edge_sdk.protocol.messages.transfer import Offer
 from edge_sdk.transport.uploads import Upload
 
 DISOWNED = "the operator had it forgotten"
+REFUSED = "rejected"
+"""Code of the skip that stands for a device whose movement was refused."""
 
 
 def settled(
@@ -175,7 +177,7 @@ def _reject(state: RoundsState, device: str, refusal: str) -> Step:
 def refused_bid(device: str, round: int, refusal: str) -> Bid:
     """Return the skip that stands for a device whose movement was refused."""
     reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
-    return Bid(device=device, round=round, level=None, reason=reason)
+    return Bid(device=device, round=round, level=None, reason=reason, code=REFUSED)
 
 
 def on_disowned(state: RoundsState, device: str) -> Step:

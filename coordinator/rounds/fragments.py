@@ -50,6 +50,7 @@ from types import MappingProxyType
 from coordinator.aggregate.arrivals import Expected, GroupsByAxis, MovementRefused, check_arrival
 from coordinator.aggregate.rules import AsyncRule
 from coordinator.masks import Situation
+from coordinator.rounds.arrivals import REFUSED
 from coordinator.rounds.config import UNMEASURED, Best, RunConfig, best_of
 from coordinator.rounds.events import (
     Accept,
@@ -420,7 +421,7 @@ def _on_movement(
         )
     except MovementRefused as refusal:
         reason = f"skip: rejected: {refusal}"[:MAX_REASON_CHARACTERS]
-        skip = Bid(device=device, round=round, level=None, reason=reason)
+        skip = Bid(device=device, round=round, level=None, reason=reason, code=REFUSED)
         state = _rest(config, _unburdened(config, state, work), skip, now)
         state = _judged(config, state, refused={device: str(refusal)})
         rejected = _receipt(device, round, Outcome.REJECTED, str(refusal))

@@ -16,12 +16,15 @@ from coordinator.task.levels import LevelScores
 from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.plan.plan import ModelPlan
 
+SILENT = "silent"
+"""Code of a device that offered, and sent no movement in time."""
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceRound:
     """One device's part in a round. `level` None is a skip; bytes are of encoded blocks.
 
-    Equal seeds give equal values of everything but `train_s`.
+    Equal seeds give equal values of everything but `train_s` and `energy_j`.
     """
 
     device: str
@@ -38,6 +41,12 @@ class DeviceRound:
     """True if the device skipped and sent its last movement again."""
     staleness: int | None = None
     """Changes of the model since the version it trained from; None in a synchronous run."""
+    code: str | None = None
+    """Cause of a skip in one word, for programs: as the device named it, `silent` if it offered
+    and sent nothing in time, `rejected` if its movement was refused; None: it trained, or named
+    none."""
+    energy_j: float | None = None
+    """Joules that training took, as the device accounts for them; None: it does not know."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -282,10 +291,14 @@ def device_round(
     """
     if arrival is None:
         late = f"skip: offered {bid.level or 0:.0%} but no movement came in time"
-        return DeviceRound(bid.device, None, bid.reason if bid.level is None else late)
+        if bid.level is None:
+            return DeviceRound(bid.device, None, bid.reason, code=bid.code)
+        return DeviceRound(bid.device, None, late, code=SILENT)
     if bid.level is None:
         size = arrival.size_bytes
-        return DeviceRound(bid.device, None, bid.reason, bytes_up=size, replayed=True)
+        return DeviceRound(
+            bid.device, None, bid.reason, bytes_up=size, replayed=True, code=bid.code
+        )
     noise = 0.0 if norms is None else reduction_noise(plan, arrival.groups, norms)
     return DeviceRound(
         device=bid.device,
@@ -297,6 +310,7 @@ def device_round(
         bytes_up=arrival.size_bytes,
         train_s=arrival.movement.train_s,
         reduction_noise=noise,
+        energy_j=arrival.movement.energy_j,
     )
 
 

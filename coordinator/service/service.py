@@ -24,7 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
@@ -51,25 +51,30 @@ from coordinator.run.forgetting import Forgotten, finish_forgetting, forget
 from coordinator.run.journal import Journal
 from coordinator.run.resuming import whole_checkpoint
 from coordinator.service.admission.callers import Callers
+from coordinator.service.admission.demands import Demands, Doorkeeper
 from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.admission.requests import Requests
 from coordinator.service.admission.room import Room
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses.fragments import FragmentsCourse
-from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, make_model
+from coordinator.service.courses.parts import Evaluate, Parts, Said, WaitLog, listed, make_model
 from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.sending import ChunkSending
+from coordinator.service.outgoing.views import StatusTopics
+from coordinator.service.overview.folder import overview_for
+from coordinator.service.overview.overview import Overview
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.files import DiskFull, waiting_for_room
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.epoch import Claim, Echo, Epoch
 from edge_sdk.protocol.messages.round import (
     MAX_REASON_CHARACTERS,
@@ -81,7 +86,14 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding, largest_finding, norm_pairs
 from edge_sdk.protocol.messages.topics import Topic, TopicKind, Topics
-from edge_sdk.protocol.messages.transfer import Credit, Evaluation, Offer, Presence, Want
+from edge_sdk.protocol.messages.transfer import (
+    Complaint,
+    Credit,
+    Evaluation,
+    Offer,
+    Presence,
+    Want,
+)
 from edge_sdk.protocol.messages.wire import (
     MAX_CONTROL_BYTES,
     ControlMessage,
@@ -139,6 +151,10 @@ class ServiceConfig:
     """True if the broker keeps chunks; otherwise the coordinator sends those devices ask for."""
     max_devices: int = MAX_DEVICES
     """Most devices to listen to; further names are ignored."""
+    demands: Demands = field(default_factory=Demands)
+    """Who may take part."""
+    view_s: float | None = None
+    """Least seconds between two messages for dashboards; None: there are none."""
 
 
 class Service:
@@ -159,13 +175,14 @@ class Service:
         requests: Requests[Service] | None = None,
         room_s: float = ROOM_S,
         epoch: Epoch | None = None,
+        overview: Overview | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
         `watch` is shown every report. `requests` are those of other threads, which the loop
         answers; None: there are none. `room_s`: seconds until a file that found no room on the
         disk is tried again. `epoch` is that of this start (`Run.take_epoch`); None: the next one
-        that the folder knows.
+        that the folder knows. `overview` is told what happens; None: a new one.
         """
         self._run = run
         self._requests: Requests[Service] = Requests() if requests is None else requests
@@ -181,6 +198,7 @@ class Service:
         self._repair_due_s = clock()
         masks = settle_masks(config.machine.masks, run.plan, run.first_norms)
         self._machine = replace(config.machine, masks=masks)
+        self._overview = overview_for(run, self._machine) if overview is None else overview
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
@@ -195,6 +213,7 @@ class Service:
         self._sessions: dict[str, int] = {}
         """Newest session of each device heard from."""
         self._present: set[str] = set()
+        self._door = Doorkeeper(config.demands)
         self._newcomers: list[str] = []
         """Devices that arrived before the first model was published."""
         self._stop: threading.Event | None = None
@@ -222,6 +241,11 @@ class Service:
             (self._topics.up_chunks, True),
         ):
             self._link.subscribe(topic_filter, bulk=bulk)
+        self._views = None
+        if config.view_s is not None:
+            self._views = StatusTopics(
+                self._link, self._topics, self._overview, every_s=config.view_s, clock=clock
+            )
         self._store = ChunkStore(run.folder / CHUNKS)
         self._sending = ChunkSending(self._link, self._store.get, epoch=self._epoch)
         self._sending.shut = True
@@ -236,6 +260,9 @@ class Service:
         try:
             self._parts, self._course = self._begin(config, evaluate, watch, root)
             self._callers.know(self._course.state.devices)
+            self._overview.known(self._course.state.devices)
+            self._overview.model(self._course.state.fleet, run.rounds()[-1])
+            self._note_phase()
         except BaseException:
             self._link.close()
             self._store.close()
@@ -298,6 +325,7 @@ class Service:
             partial=fragment_advice(machine.masks, machine.plan) is not None,
             watch=watch,
             root=root,
+            onlooker=self._overview,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
@@ -326,6 +354,11 @@ class Service:
     def finished(self) -> bool:
         """True if the run is complete."""
         return self._course.finished
+
+    @property
+    def overview(self) -> Overview:
+        """Overview of the run; any thread may read it."""
+        return self._overview
 
     def serve(self, stop: threading.Event) -> None:
         """Run until the run is complete or `stop` is set. Raises `RunError`."""
@@ -379,6 +412,7 @@ class Service:
                 if denials >= DENIALS and not self._begun:
                     raise DeniedError(f"the broker refused the coordinator: {reason}")
                 log.warning("broker lost: %s", reason, extra={"facts": {"event": "disconnected"}})
+                self._overview.linked(False)
                 self._fence.lost()
                 self._sending.shut = True
                 self._stalls = False
@@ -404,6 +438,9 @@ class Service:
             self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
         self._requests.serve(self)
+        self._note_phase()
+        if self._views is not None and self._fence.in_charge and self._away_since is None:
+            self._views.tick()
         for device, reason in self._inbox.take_dropped().items():
             self._warn(device, reason)
         self._note_wait()
@@ -424,6 +461,7 @@ class Service:
         if self._pulse.stalls(now):
             self._away_since = max(self._pulse.heard_s, self._roomy_s)
             self._stalls = True
+            self._overview.linked(False)
             log.warning(
                 "the broker does not answer: deadlines wait until it does",
                 extra={"facts": {"event": "stalled"}},
@@ -443,13 +481,28 @@ class Service:
             )
             self._lost_s += now - self._away_since
             self._away_since, self._stalls = None, False
+            self._overview.linked(True)
+
+    def _note_phase(self) -> None:
+        """Tell the overview where the run is."""
+        course, due = self._course, self._course.deadline
+        if course.finished:
+            self._overview.finished()
+        there = self._away_since is None
+        left = None if due is None or not there else due - self._now()
+        self._overview.at(course.phase, course.round, left)
 
     def _note_wait(self) -> None:
         """Log what the run waits for, once it does."""
         now = self._clock()
         if now >= self._wait_due_s and self._away_since is None:
             self._wait_due_s = now + MAX_WAIT_S
-            if said := self._waits.note(self._course.waits_for, now):
+            wait = self._course.waits_for
+            if wait is not None and wait.kind == "devices" and self._door.barred:
+                words = f"{wait.words}; barred: {listed(self._door.barred)} ([devices])"
+                wait = replace(wait, words=words)
+            self._overview.waits(None if wait is None else wait.words)
+            if said := self._waits.note(wait, now):
                 self._watchdog.status(said)
 
     def forget(self, device: str, by: str) -> Forgotten:
@@ -459,6 +512,7 @@ class Service:
                 "an asynchronous run keeps nothing of a device: its movements are in the model"
             )
         found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        self._overview.line({"forgotten": asdict(found)})
         self._say(self._course.handle(events.Disowned(device), self._now()))
         self._proceed()
         return found
@@ -467,6 +521,7 @@ class Service:
         """Hold nothing against a device any more."""
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
         self._say(self._course.handle(events.Released(device), self._now()))
+        self._overview.model(self._course.state.fleet, self._run.rounds()[-1])
         self._proceed()
 
     def close(self) -> None:
@@ -482,8 +537,11 @@ class Service:
             if in_charge:
                 gone = Presence(name=NAME, session=self._session, online=False)
                 self._publisher.say_presence(gone)
+                if self._views is not None:
+                    self._views.clear()
             self._link.close(flush=in_charge)
             self._store.close()
+            self._overview.stopped()
 
     def kill(self) -> None:
         """Stop as a crash would."""
@@ -567,7 +625,7 @@ class Service:
             return
         newcomers, self._newcomers = self._newcomers, []
         for device in newcomers:
-            if device in self._present:
+            if device in self._present and self._door.objection(device) is None:
                 self._say(self._course.handle(events.Joined(device), self._now()))
         self._say(self._course.proceed(self._now()))
 
@@ -600,6 +658,9 @@ class Service:
         else:
             self._publisher.say_again()
             self._say(self._course.say_again())
+        self._overview.began()
+        if self._views is not None:
+            self._views.again()
         self._sending.pump()
 
     def _send_claim(self) -> None:
@@ -681,6 +742,10 @@ class Service:
             return
         self._joined(device)
         match message:
+            case Condition():
+                self._on_condition(device, message)
+            case Bid() if message.run == self._run.about.run and device in self._door.barred:
+                self._decline(message)
             case Bid() if message.run == self._run.about.run:
                 self._say(self._course.handle(message, self._now()))
             case Offer():
@@ -712,6 +777,7 @@ class Service:
     def _say_farewell(self, device: str, presence: Presence) -> None:
         """Log why a device left, as far as it says."""
         code, reason = presence.exit_code, _printable(presence.reason)
+        self._overview.left(device, reason, code)
         told = f": {reason}" if reason else ""
         if code:
             told += f" (exit code {code})"
@@ -728,11 +794,48 @@ class Service:
         if device in self._present:
             return
         self._present.add(device)
+        self._overview.joined(device)
         log.info("%s joined", device, extra={"facts": {"event": "joined", "device": device}})
+        self._door.arrived(device)
+        self._let_in(device)
+
+    def _let_in(self, device: str) -> None:
+        """Tell the course of a device that is there, if it may take part."""
+        reason = self._door.objection(device)
+        self._overview.barred(device, reason)
+        if reason is not None:
+            return
         if self._publisher.drained and self._away_since is None:
             self._say(self._course.handle(events.Joined(device), self._now()))
         else:
             self._newcomers.append(device)
+
+    def _on_condition(self, device: str, condition: Condition) -> None:
+        """Show how a device is, and judge if it may take part."""
+        self._overview.condition(condition)
+        before = self._door.objection(device)
+        reason = self._door.judge(device, condition)
+        if not self._door.active or reason == before:
+            return
+        if reason is None:
+            log.info("%s may take part", device, extra=_about(device, "admitted"))
+            self._let_in(device)
+            return
+        log.warning("%s may not take part: %s", device, reason, extra=_about(device, "barred"))
+        self._overview.barred(device, reason)
+        self._tell(device, Complaint(device=device, reason=f"may not take part: {reason}"))
+        if before is None:
+            self._say(self._course.handle(events.Left(device), self._now()))
+
+    def _decline(self, bid: Bid) -> None:
+        """Tell a device that is barred why its bid is declined; a skip needs no answer."""
+        self._overview.bid(bid)
+        if bid.level is not None:
+            reason = self._door.barred[bid.device][:MAX_REASON_CHARACTERS]
+            receipt = Receipt(
+                device=bid.device, round=bid.round, outcome=Outcome.REJECTED, reason=reason
+            )
+            self._tell(bid.device, replace(receipt, run=bid.run))
 
     # -- uploads ----------------------------------------------------------------------------
 
@@ -831,6 +934,10 @@ def _news(message: RoundOpen | RoundClosed | Survey) -> str:
     if isinstance(message, Survey):
         return f"is surveyed by devices: {message.wants} of {len(message.levels)} levels"
     return "opened" if isinstance(message, RoundOpen) else "ended"
+
+
+def _about(device: str, event: str) -> dict[str, object]:
+    return {"facts": {"event": event, "device": device}}
 
 
 def _printable(text: str) -> str:

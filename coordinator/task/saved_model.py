@@ -158,6 +158,14 @@ def read_model(path: Path) -> SavedModel:
         return SavedModel(plan, weights, buffers, manifest, files, levels, names)
 
 
+def read_plan(path: Path) -> ModelPlan:
+    """Read the plan of the model in a folder, and nothing else. Raises as `read_model`."""
+    if not (path / PLAN).is_file():
+        raise ConfigError(f"{path} is not a saved model: it has no {PLAN}")
+    with _naming(path / PLAN):
+        return decode_plan((path / PLAN).read_bytes())
+
+
 def load_weights(
     path: Path, plan: ModelPlan, *, buffers: Mapping[str, Array] | None = None
 ) -> tuple[dict[str, Array], dict[str, Array]]:

@@ -101,6 +101,7 @@ class Observer:
         self._looked_s = -LOOK_S
         self._closed: Gate | None = None
         self._last: tuple[str, int, Decision] | None = None
+        self._joules: float | None = None
 
     @property
     def history(self) -> History:
@@ -108,6 +109,11 @@ class Observer:
         if self._account is None:
             return self._history
         return self._account.complete(self._history)
+
+    @property
+    def joules(self) -> float | None:
+        """Joules of the newest training or forward pass; None: unknown."""
+        return self._joules
 
     def look(self, opened: RoundOpen) -> Sight:
         """Gather everything needed to decide when a round opens."""
@@ -173,7 +179,7 @@ class Observer:
 
         `opened` None: it is a forward pass, and no training.
         """
-        self._looked_s, self._closed = self._clock() - LOOK_S, None
+        self._looked_s, self._closed, self._joules = self._clock() - LOOK_S, None, None
         if self._costs is None:
             yield
             return
@@ -182,6 +188,7 @@ class Observer:
             with meter:
                 yield
         finally:
+            self._joules = meter.joules
             if meter.joules is not None and (drained or self._is_on_battery()):
                 if self._account is not None:
                     self._account.spent(meter.joules)
@@ -196,6 +203,10 @@ class Observer:
                 self._policy.limits, self._snapshot(), local_minute(self._wall())
             )
         return self._closed
+
+    def snapshot(self) -> Snapshot:
+        """Return how the device is now, as far as anybody looks."""
+        return Snapshot() if self._probe is None else self._probe.snapshot()
 
     def _snapshot(self) -> Snapshot:
         return ON_MAINS if self._probe is None else self._probe.snapshot()

@@ -68,6 +68,7 @@ from edge_sdk.protocol.errors import (
 )
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import (
+    MAX_JOULES,
     MAX_REASON_CHARACTERS,
     Assignment,
     Bid,
@@ -473,7 +474,9 @@ class DeviceApp(Generic[K]):
             batches = self._book.steps(batches, opened.steps)
         with self._observer.training(opened, work.level, job):
             trained = self._backend.train(job, batches, should_stop=self._must_stop)
-        took = self._clock() - started
+        took, joules = self._clock() - started, self._observer.joules
+        if joules is not None and not 0 <= joules <= MAX_JOULES:
+            joules = None
         payload = self._encode(opened, groups, plan.scatter(trained.movement, groups))
         self._keep_variate(work, payload)
         return Finished(
@@ -489,6 +492,7 @@ class DeviceApp(Generic[K]):
                 loss=trained.metrics.mean_loss,
                 train_s=took,
                 keeps_copy=self._policy.keeps_copy and opened.replay_within > 0,
+                energy_j=joules,
             )
         )
 

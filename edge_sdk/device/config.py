@@ -27,12 +27,15 @@ from edge_sdk.program.settings import (
 )
 from edge_sdk.program.settings.reference import render_example, write_example
 from edge_sdk.protocol.errors import ConfigError, MessageError
+from edge_sdk.protocol.messages.condition import check_labels
 from edge_sdk.protocol.messages.topics import (
     BULK,
     COORDINATOR,
     MAX_DEVICE_CHARACTERS,
+    VIEWER,
     check_device,
     check_name,
+    is_named,
 )
 from edge_sdk.transport.settings import BrokerSettings
 
@@ -41,7 +44,18 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Deliver = Literal["latest", "best", "off"]
 
 COORDINATOR_TABLES = (
-    *("task", "run", "inputs", "rule", "server_optimizer", "robust", "mask", "round", "join"),
+    *(
+        "task",
+        "run",
+        "inputs",
+        "rule",
+        "server_optimizer",
+        "robust",
+        "mask",
+        "round",
+        "join",
+        "devices",
+    ),
 )
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
@@ -49,7 +63,7 @@ COORDINATOR_TABLES = (
 def default_name() -> str:
     """A name for this machine: its host name, as far as it fits into a topic."""
     name = re.sub(r"[^a-z0-9._-]+", "-", platform.node().lower()).strip("._-")
-    if name == COORDINATOR or name.startswith(COORDINATOR + "-"):
+    if is_named(name, COORDINATOR) or is_named(name, VIEWER):
         name = f"device-{name}"
     return re.sub(f"({BULK})+$", "", name[:MAX_DEVICE_CHARACTERS]) or "device"
 
@@ -182,6 +196,13 @@ class DeviceConfig:
     """Form of log lines; `json` writes one object per line."""
     log_level: LogLevel = "info"
     """Least important messages to log."""
+    share_condition: bool = True
+    """Tell the coordinator's operator how this device is, now and then: battery, temperature,
+    memory, energy, labels, profile, version, last error (docs/privacy.md). Without it, the device
+    shares only what rounds need; a coordinator that asks for labels, memory or a profile then lets
+    it not take part."""
+    labels: Annotated[dict[str, str], Example({"site": "berlin"})] = field(default_factory=dict)
+    """Labels of this device, by which its operator finds it and may choose who takes part."""
     tasks: tuple[Annotated[DeviceTask, Short("task")], ...] = ()
     emulate: Emulated | None = None
     format: DataFormat = field(default_factory=DataFormat)
@@ -200,6 +221,7 @@ class DeviceConfig:
         try:
             check_name(self.task, "task")
             check_device(self.name)
+            check_labels(self.labels)
         except MessageError as error:
             raise ConfigError(str(error)) from error
         check_fields(self)

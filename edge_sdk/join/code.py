@@ -3,10 +3,11 @@
     code    = base32(version (1) ‖ secret (12) ‖ fingerprint (16) ‖ port (2) ‖ length of host (1)
               ‖ host ‖ task ‖ CRC-16 of all that (2)), lower case, without padding
 
-Upper case, spaces and hyphens are read too. The secret never leaves the device: it is the key of
-the HMAC over the request. The fingerprint is the first half of the SHA-256 of the authority's
-certificate (DER), so the device knows the coordinator before it trusts anything that it says.
-`docs/protocol.md` describes the requests.
+Upper case, spaces and hyphens are read too. A code may be for several tasks: it names the most
+important one, and the coordinator's answer all of them. The secret never leaves the device: it is
+the key of the HMAC over the request. The fingerprint is the first half of the SHA-256 of the
+authority's certificate (DER), so the device knows the coordinator before it trusts anything that it
+says. `docs/protocol.md` describes the requests.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ MAC_HEADER = "Tessera-Mac"
 AUTHORITY_PATH, JOIN_PATH = "/v1/authority", "/v1/join"
 MAX_REQUEST_BYTES = 8_192
 MAX_ANSWER_BYTES = 65_536
+MAX_TASKS = 256
+"""Most tasks of a code."""
 
 _FIXED_BYTES = 1 + SECRET_BYTES + FINGERPRINT_BYTES + 2 + 1
 _CHECK_BYTES = 2
@@ -43,6 +46,7 @@ class JoinCode:
     host: str
     port: int
     task: str
+    """The task, or the most important of several."""
     fingerprint: bytes
     """First 16 bytes of the SHA-256 of the authority's certificate."""
     secret: bytes = field(repr=False)

@@ -20,9 +20,10 @@ def add_commands(commands: Any, start: Callable[[Path], int]) -> None:
         help="join a task with the code that the coordinator printed",
         description=(
             "Asks the coordinator named in the code to let this device take part, and writes a\n"
-            "folder with its configuration, device.toml, and its certificates. The key is made\n"
-            "here and never sent. With --data, the device then starts; without it, the command\n"
-            "says what to fill in and how to start."
+            "folder with its configuration, device.toml, and its certificates. A code may be for\n"
+            "several tasks; device.toml then lists them, the most important first. The key is\n"
+            "made here and never sent. With --data, the device then starts; without it, the\n"
+            "command says what to fill in and how to start."
         ),
         epilog=(
             "examples:\n"
@@ -71,13 +72,15 @@ def _join(start: Callable[[Path], int], arguments: argparse.Namespace) -> int:
     from edge_sdk.device.config import default_name
     from edge_sdk.join.code import parse_code
     from edge_sdk.join.joining import join_task
+    from edge_sdk.program.settings.reader import read_toml
 
     code = parse_code("".join(arguments.code))
     name = arguments.name or default_name()
     folder: Path = arguments.dir or Path(name)
     data = None if arguments.data is None else _absolute(arguments.data)
     path = join_task(code, name=name, folder=folder, data=data, label=arguments.label)
-    print(f"{name} has joined {code.task!r}; its configuration: {path}", flush=True)
+    tasks = ", ".join(map(repr, read_toml(path).get("tasks", [code.task])))
+    print(f"{name} has joined {tasks}; its configuration: {path}", flush=True)
     command = f"tessera-device run --config {path}"
     if data is None:
         print(f"Set data in {path} to this device's own data, then start it with\n  {command}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 DEVICE_FILE, CA_FILE = "device.toml", "ca.pem"
 
@@ -15,7 +15,6 @@ DEVICE = """\
 
 name = {quoted}
 
-# Name of the task to train, as the coordinator has it.
 {task}
 
 {data}
@@ -31,19 +30,20 @@ DATA_MORE = 'or sound (docs/data.md), or a function that returns arrays, as "fil
 
 def render_device(
     name: str,
-    task: str | None,
+    tasks: Sequence[str],
     data: str | None,
     table: str,
     *,
     label: str | None = None,
     has_keys: bool = True,
 ) -> str:
-    """Return the text of a `device.toml`; `task` and `data` None are left to the owner.
+    """Return the text of a `device.toml`; without `tasks` or `data`, they are left to the owner.
 
+    `tasks`: the most important first.
     `table` is the `[broker]` table. `label`: column of the data that is the target; None: the usual
     names are tried. `has_keys`: the device's identity lies in files beside it.
     """
-    missing = task is None or data is None
+    missing = not tasks or data is None
     return (
         DEVICE.format(
             name=name,
@@ -54,13 +54,25 @@ def render_device(
             secret="The .key file is this device's identity."
             if has_keys
             else "The password below is for this machine.",
-            task=f"task = {quote(task)}" if task else '# FILL IN:\n# task = "…"',
+            task=render_tasks(tasks),
             data=f"# {'' if data else 'FILL IN: '}{DATA}\n# {DATA_MORE}\n"
             f"data = {quote(data or 'data')}",
         )
         + ("" if label is None else f"[format]\nlabel = {quote(label)}\n\n")
         + table
     )
+
+
+def render_tasks(tasks: Sequence[str]) -> str:
+    """Return the lines of a `device.toml` that name the tasks, the most important first."""
+    if len(tasks) > 1:
+        listed = ", ".join(map(quote, tasks))
+        return (
+            "# Tasks to train, as the coordinator has them; the most important first.\n"
+            f"tasks = [{listed}]"
+        )
+    task = f"task = {quote(tasks[0])}" if tasks else '# FILL IN:\n# task = "…"'
+    return f"# Name of the task to train, as the coordinator has it.\n{task}"
 
 
 def render_broker(values: Mapping[str, str | int | bool | None]) -> str:

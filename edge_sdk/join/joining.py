@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from edge_sdk.join.client import Welcome, fetch_welcome, send_request
-from edge_sdk.join.code import JoinCode, JoinError
+from edge_sdk.join.code import MAX_TASKS, JoinCode, JoinError
 from edge_sdk.join.files import (
     CA_FILE,
     DEVICE_FILE,
@@ -26,7 +26,7 @@ from edge_sdk.join.files import (
 from edge_sdk.join.keys import make_key, make_request
 from edge_sdk.program.files import make_folder, write_whole
 from edge_sdk.protocol.errors import ConfigError, MessageError
-from edge_sdk.protocol.messages.topics import BULK, check_device
+from edge_sdk.protocol.messages.topics import BULK, check_device, check_name
 from edge_sdk.transport.settings import BrokerSettings
 
 _BROKER_KEYS = ("host", "port", "tls", "username", "password", "allow_plaintext")
@@ -40,7 +40,7 @@ def join_task(
     data: str | None = None,
     label: str | None = None,
 ) -> Path:
-    """Join and return the path of the new `device.toml`.
+    """Join and return the path of the new `device.toml`, which names all tasks of the code.
 
     `data` None: left to the owner; `label`: see `render_device`. Raises `JoinError`, and `OSError`
     for files.
@@ -65,9 +65,21 @@ def join_task(
         request = make_request(key, name).decode()
     answer = send_request(code, welcome, name, request)
     table = _store(answer, welcome, name, folder)
-    text = render_device(name, code.task, data, table, label=label, has_keys=welcome.certificates)
+    tasks = _tasks(answer, code)
+    text = render_device(name, tasks, data, table, label=label, has_keys=welcome.certificates)
     write_whole(config, text.encode(), mode=0o600)
     return config
+
+
+def _tasks(answer: Mapping[str, Any], code: JoinCode) -> list[str]:
+    """Return the tasks that an answer names, the most important first."""
+    tasks = answer.get("tasks", [code.task])  # coordinators of one task may name none
+    try:
+        if not isinstance(tasks, list) or not 0 < len(tasks) <= MAX_TASKS:
+            raise TypeError
+        return list(dict.fromkeys(check_name(task, "task") for task in tasks))
+    except (MessageError, TypeError) as error:
+        raise JoinError(f"the coordinator named tasks that cannot be used: {error}") from error
 
 
 def _store(answer: Mapping[str, Any], welcome: Welcome, name: str, folder: Path) -> str:

@@ -34,6 +34,9 @@ log = logging.getLogger(__name__)
 SOCKET = "control.sock"
 VERSION = 1
 MAX_LINE_BYTES = 2**20
+"""Longest request."""
+MAX_ANSWER_BYTES = 2**26
+"""Longest answer: the rows of some 60,000 devices, or a map of 300,000 blocks."""
 MAX_CONNECTIONS = 16
 IDLE_S = 60.0
 """Seconds after which a silent connection is closed."""
@@ -103,12 +106,19 @@ class ControlSocket:
             connection.settimeout(IDLE_S)
             with connection, connection.makefile("rwb") as stream:
                 while line := stream.readline(MAX_LINE_BYTES):
-                    stream.write(json.dumps(self._answer(line)).encode() + b"\n")
+                    stream.write(self._line(line))
                     stream.flush()
         except OSError:
             pass  # it went away
         finally:
             self._slots.release()
+
+    def _line(self, line: bytes) -> bytes:
+        answer = json.dumps(self._answer(line)).encode() + b"\n"
+        if len(answer) <= MAX_ANSWER_BYTES:
+            return answer
+        error = f"the answer has {len(answer)} bytes, and at most {MAX_ANSWER_BYTES} are sent"
+        return json.dumps({"v": VERSION, "ok": False, "error": error}).encode() + b"\n"
 
     def _answer(self, line: bytes) -> dict[str, Any]:
         try:
@@ -160,7 +170,7 @@ def ask_run(run: Path, command: str, **arguments: Any) -> Any:
             with connection.makefile("rwb") as stream:
                 stream.write(json.dumps(request).encode() + b"\n")
                 stream.flush()
-                answer = json.loads(stream.readline(MAX_LINE_BYTES))
+                answer = json.loads(stream.readline(MAX_ANSWER_BYTES))
         except (OSError, ValueError) as error:
             raise ControlError(f"{run}: the process that serves it does not answer") from error
     if not answer.get("ok"):

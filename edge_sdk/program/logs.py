@@ -7,20 +7,51 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from datetime import datetime, timezone
 from typing import Any, Literal, TextIO
 
-about: ContextVar[str] = ContextVar("about", default="")
-"""The task that a thread's records are about, in a program that takes part in several."""
+_scope: ContextVar[dict[str, Any]] = ContextVar("log scope", default={})  # noqa: B039  never changed
+
+
+@contextmanager
+def log_scope(**facts: Any) -> Iterator[None]:
+    """Add facts to all records of this thread for the duration of the context.
+
+    Text lines show their values in brackets before the message.
+    """
+    token = _scope.set(_scope.get() | facts)
+    try:
+        yield
+    finally:
+        _scope.reset(token)
+
+
+def scope_of(name: str) -> Any:
+    """Return the value of a fact that all records of this thread have; None: they have none."""
+    return _scope.get().get(name)
+
+
+class TextLines(logging.Formatter):
+    """One line for people: time, level, logger, message."""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's name
+        """See `logging.Formatter`."""
+        if scope := _scope.get():
+            record.message = f"[{' '.join(map(str, scope.values()))}] {record.message}"
+        return super().formatMessage(record)
 
 
 class JsonLines(logging.Formatter):
     """One JSON object per record, on one line: time (UTC), level, logger, message.
 
-    Also `exception`, if any, and the facts logged with `extra={"facts": {…}}`; a fact with one of
-    these names appears as `fact_<name>`.
+    Also `exception`, if any, the facts of `log_scope`, and those logged with `extra={"facts":
+    {…}}`; a fact with one of these names appears as `fact_<name>`.
     """
 
     def format(self, record: logging.LogRecord) -> str:
@@ -32,22 +63,11 @@ class JsonLines(logging.Formatter):
             "logger": record.name,
             "message": record.getMessage(),
         }
-        for name, value in getattr(record, "facts", {}).items():
+        for name, value in (_scope.get() | getattr(record, "facts", {})).items():
             content[f"fact_{name}" if name in content else name] = value
-        if task := about.get():
-            content.setdefault("task", task)
         if record.exc_info:
             content["exception"] = self.formatException(record.exc_info)
         return json.dumps(content, ensure_ascii=False, default=str)
-
-
-class TextLines(logging.Formatter):
-    """One line for people per record, with the task it is about where there are several."""
-
-    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        """See `logging.Formatter`."""
-        text = super().formatMessage(record)
-        return text if not (task := about.get()) else f"{text}  [{task}]"
 
 
 def fact(event: str, **facts: Any) -> dict[str, Any]:
@@ -79,8 +99,7 @@ def configure_logging(
 ) -> None:
     """Send all log records to `stream` (None: standard error), and nowhere else."""
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
-    text = TextLines("%(asctime)s %(levelname)-7s %(name)s: %(message)s")
-    handler.setFormatter(JsonLines() if format == "json" else text)
+    handler.setFormatter(JsonLines() if format == "json" else TextLines())
     root = logging.getLogger()
     for old in list(root.handlers):
         root.removeHandler(old)

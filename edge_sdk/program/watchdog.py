@@ -34,7 +34,8 @@ class Watchdog:
     def __init__(self, address: str | None = None, timeout_s: float = math.inf) -> None:
         """`address` None: say nothing. `timeout_s`: longest silence that systemd tolerates."""
         self._address = address
-        self._period_s = timeout_s / 2
+        self.period_s = timeout_s / 2
+        """Longest time between two signs of life of the loop."""
         self._warned = False
         self.due_s = math.inf if math.isinf(timeout_s) or address is None else -math.inf
 
@@ -73,7 +74,7 @@ class Watchdog:
         """Note that the loop ran at `now`, in seconds; report it when due."""
         if now >= self.due_s:
             said = self._say("WATCHDOG=1")
-            self.due_s = now + (self._period_s if said else min(RETRY_S, self._period_s))
+            self.due_s = now + (self.period_s if said else min(RETRY_S, self.period_s))
 
     def stopping(self) -> None:
         """Report that the program is about to end."""

@@ -32,15 +32,17 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.files import File, write_file
 from coordinator.operate.identity.index import (
+    AllowedTasks,
     BrokerPlace,
     Enrolment,
     EnrolmentIndex,
     read_index,
+    sorted_tasks,
     write_index,
 )
 from edge_sdk.program.files import lock_file, make_folder, remove_leftovers
 from edge_sdk.protocol.errors import MessageError
-from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, check_device, check_name
+from edge_sdk.protocol.messages.topics import BULK, COORDINATOR, VIEWER, check_device, check_name
 
 CA, CA_KEY, CRL, INDEX, LOCK = "ca.pem", "ca.key", "crl.pem", "index.json", "lock"
 VALID, LISTED = "valid", "listed"
@@ -97,6 +99,18 @@ def coordinator_name(text: str) -> str:
     name = f"{COORDINATOR}-{text}" if text else COORDINATOR
     try:
         check_name(name, "coordinator")
+    except MessageError as error:
+        raise IdentityError(str(error)) from error
+    if len(name) > MAX_NAME:
+        raise IdentityError(f"{name!r} is too long for a certificate: use at most {MAX_NAME}")
+    return name
+
+
+def viewer_name(text: str) -> str:
+    """Return a viewer's name: `viewer`, or `viewer-<text>`. Raises IdentityError."""
+    name = f"{VIEWER}-{text}" if text else VIEWER
+    try:
+        check_name(name, "viewer")
     except MessageError as error:
         raise IdentityError(str(error)) from error
     if len(name) > MAX_NAME:
@@ -194,11 +208,14 @@ class Authority:
         """Return the list of revoked certificates, in PEM format."""
         return (self.folder / CRL).read_bytes()
 
-    def enroll(self, name: str, *, days: int, renew: bool = False) -> tuple[Issued, Issued]:
+    def enroll(
+        self, name: str, *, days: int, renew: bool = False, tasks: AllowedTasks = None
+    ) -> tuple[Issued, Issued]:
         """Issue new certificates to a participant, for control and bulk. `name` must be checked.
 
-        Raises `IdentityError` if it has valid ones and `renew` is False. Renewing leaves the old
-        ones valid until they expire or are revoked together with the new ones.
+        `tasks`: those that it may take part in, besides those it has already; None: all, or those
+        it has. Raises `IdentityError` if it has valid ones and `renew` is False. Renewing leaves
+        the old ones valid until they expire or are revoked together with the new ones.
         """
         now = self._clock()
         if (valid := self.valid(name)) and not renew:
@@ -207,27 +224,56 @@ class Authority:
                 "certificates beside the old ones; if its key is lost or stolen, revoke it first"
             )
         control, bulk = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
-        first, second = self._enroll(name, control.public_key(), bulk.public_key(), now, days)
+        given = self.tasks(name) if valid and tasks is None else self._joined(name, tasks)
+        keys = control.public_key(), bulk.public_key()
+        first, second = self._enroll(name, *keys, now, days, given)
         return (
             Issued(name, first, _key_pem(control)),
             Issued(name + BULK, second, _key_pem(bulk)),
         )
 
-    def certify(self, name: str, key: PublicKey, *, days: int) -> tuple[bytes, bytes]:
+    def certify(
+        self, name: str, key: PublicKey, *, days: int, tasks: AllowedTasks = None
+    ) -> tuple[bytes, bytes]:
         """Issue certificates (PEM) to a participant that has made its own key, for control and
         bulk.
 
-        `name` must be checked. Old ones stay valid; whether it may have new ones is for the caller
-        to say (`valid`).
+        `name` must be checked. `tasks`: those that it may take part in, besides those it has
+        already; None: all. Old certificates stay valid; whether it may have new ones is for the
+        caller to say (`valid`).
         """
         now = self._clock()
         days = min(days, (self.until - now).days)
-        return self._enroll(name, key, key, now, days)
+        return self._enroll(name, key, key, now, days, self._joined(name, tasks))
 
     def valid(self, name: str) -> list[Enrolment]:
         """Return the valid enrolments of a participant, oldest first."""
         now = self._clock()
         return [each for each in self.index.of(name) if each.standing(now) == "valid"]
+
+    def tasks(self, name: str) -> AllowedTasks:
+        """Return the tasks of an enrolled device. Raises `IdentityError` if it is not enrolled."""
+        if not (valid := self.valid(name)) or valid[-1].is_coordinator:
+            raise IdentityError(
+                f"{name!r} is not an enrolled device: see tessera-coordinator identities"
+            )
+        return valid[-1].tasks
+
+    def allow(self, name: str, tasks: AllowedTasks) -> bool:
+        """Let an enrolled device take part in these tasks and no others; True if that is a change.
+
+        None: in all. Raises as `tasks`.
+        """
+        wanted = None if tasks is None else sorted_tasks(tasks)
+        if self.tasks(name) == wanted:
+            return False
+        self._save(self.index.with_tasks(name, wanted, self._clock()))
+        return True
+
+    @property
+    def now(self) -> datetime:
+        """Time by the authority's clock."""
+        return self._clock()
 
     def revoke(self, name: str) -> list[Enrolment]:
         """Revoke a participant's certificates and return them; none if they were revoked before.
@@ -292,6 +338,11 @@ class Authority:
 
     # -- inside ------------------------------------------------------------------------------
 
+    def _joined(self, name: str, tasks: AllowedTasks) -> AllowedTasks:
+        """Return these tasks, and those that valid certificates of this name have already."""
+        has = self.tasks(name) if self.valid(name) else ()
+        return None if has is None or tasks is None else (*has, *tasks)
+
     def _save(self, index: EnrolmentIndex) -> None:
         write_index(self.folder / INDEX, index)
         self.index = index
@@ -330,13 +381,23 @@ class Authority:
         write_index(self.folder / INDEX, self.index)
 
     def _enroll(
-        self, name: str, control: PublicKey, bulk: PublicKey, now: datetime, days: int
+        self,
+        name: str,
+        control: PublicKey,
+        bulk: PublicKey,
+        now: datetime,
+        days: int,
+        tasks: AllowedTasks,
     ) -> tuple[bytes, bytes]:
         """Issue and record a pair of certificates."""
         until, purpose = self._until(now, days), ExtendedKeyUsageOID.CLIENT_AUTH
         first, one = self._issue(name, control, now, until, purpose, ())
         second, two = self._issue(name + BULK, bulk, now, until, purpose, ())
-        self._save(self.index.with_enrolment(Enrolment(name, (one, two), now, until)))
+        allowed = None if tasks is None else sorted_tasks(tasks)
+        enrolment = Enrolment(name, (one, two), now, until, tasks=allowed)
+        index = self.index.with_enrolment(enrolment)
+        # Older certificates of the same device have the same rights: rules are by name.
+        self._save(index.with_tasks(name, allowed, now))
         return first, second
 
     def _issue(

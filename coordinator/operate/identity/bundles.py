@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 
 from coordinator.operate.identity.authority import CA, Authority, Issued
 from coordinator.operate.identity.errors import IdentityError
@@ -37,10 +38,11 @@ def make_place(host: str, port: int) -> BrokerPlace:
 
 
 def device_bundle(
-    authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, task: str | None
+    authority: Authority, pair: tuple[Issued, Issued], broker: BrokerPlace, tasks: Sequence[str]
 ) -> dict[str, File]:
-    """Return the files of a device's bundle, by name. `task` None: left to the owner."""
-    text = render_device(pair[0].name, task, None, broker_table(pair, broker))
+    """Return the files of a device's bundle, by name. `tasks`: the most important first;
+    none: left to the owner."""
+    text = render_device(pair[0].name, tasks, None, broker_table(pair, broker))
     return {DEVICE_FILE: File(text.encode()), **_identity(authority, pair)}
 
 
@@ -53,6 +55,11 @@ def coordinator_bundle(
         "# put it in place of the one there.\n\n" + broker_table(pair, broker, f"{folder}/")
     )
     return {"broker.toml": File(text.encode()), **_identity(authority, pair)}
+
+
+def viewer_bundle(authority: Authority, pair: tuple[Issued, Issued]) -> dict[str, File]:
+    """Return a viewer's files: its certificate and key, and the authority's certificate."""
+    return {CA: File(authority.pem), **pair[0].files()}
 
 
 def broker_table(pair: tuple[Issued, Issued], broker: BrokerPlace, prefix: str = "") -> str:

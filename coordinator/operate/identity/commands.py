@@ -6,7 +6,7 @@ import argparse
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,8 +16,9 @@ from edge_sdk.program.command import confirm
 
 # Load only what argparse needs: `cryptography` is loaded by the commands that sign.
 if TYPE_CHECKING:
+    from coordinator.operate.identity.access import WrittenRules
     from coordinator.operate.identity.authority import Authority, Passes
-    from coordinator.operate.identity.index import BrokerPlace, Enrolment
+    from coordinator.operate.identity.index import AllowedTasks, BrokerPlace, Enrolment
 
 FOLDER = Path("identity")
 AUTHORITY_DAYS = 3_650
@@ -38,6 +39,8 @@ def add_commands(commands: Any) -> None:
     """Add these commands to those of `tessera-coordinator`."""
     _add_authority(commands)
     _add_enroll(commands)
+    _add_grant(commands)
+    _add_withdraw(commands)
     _add_revoke(commands)
     _add_identities(commands)
     _add_broker_config(commands)
@@ -69,21 +72,23 @@ def _add_authority(commands: Any) -> None:
 def _add_enroll(commands: Any) -> None:
     enroll = commands.add_parser(
         "enroll",
-        help="issue certificates and a ready bundle for a device or a coordinator",
+        help="issue certificates and a ready bundle for a device, a coordinator or a viewer",
         description=(
             "Issues two certificates, one for each connection (<name> and <name>-bulk), and puts\n"
             "them with their keys and a configuration into a bundle, <device>.tar.gz. Bring it to\n"
             "the device over a channel you trust, unpack it, fill in where its data is, and start\n"
             "tessera-device run --config <device>/device.toml. The bundle holds the only copy of\n"
-            "the keys: delete it once it is installed. The broker needs no change for a new\n"
-            "device."
+            "the keys: delete it once it is installed. The broker has to read its access rules\n"
+            "again: one that serve started does so at once, another when you reload it."
         ),
         epilog=(
             "examples:\n"
             "  tessera-coordinator enroll robot --broker broker.example.org --task digits\n"
+            "  tessera-coordinator enroll robot --task digits --task weather    best task first\n"
             "  tessera-coordinator enroll robot --renew       before its certificates expire\n"
             "  tessera-coordinator enroll --coordinator       for run.toml\n"
-            "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu"
+            "  tessera-coordinator enroll --coordinator eu    for a second one: coordinator-eu\n"
+            "  tessera-coordinator enroll --viewer grafana    a dashboard that reads view/#"
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
@@ -95,6 +100,14 @@ def _add_enroll(commands: Any) -> None:
         const="",
         metavar="NAME",
         help="enroll the coordinator instead; if there are several, give each a name",
+    )
+    who.add_argument(
+        "--viewer",
+        nargs="?",
+        const="",
+        metavar="NAME",
+        help="enroll a dashboard, which may read what runs tell dashboards and nothing else "
+        "(status_topics in run.toml)",
     )
     _add_folder(enroll)
     enroll.add_argument(
@@ -108,7 +121,13 @@ def _add_enroll(commands: Any) -> None:
         metavar="HOST[:PORT]",
         help=f"address of the broker (default: the last one given; port {PORT})",
     )
-    enroll.add_argument("--task", metavar="NAME", help="task to train; may be filled in later")
+    enroll.add_argument(
+        "--task",
+        action="append",
+        metavar="NAME",
+        help="task to train, and the only one it may take part in; repeatable, the most important "
+        "first. Without it, the device may take part in every task",
+    )
     enroll.add_argument(
         "--out",
         type=Path,
@@ -124,6 +143,53 @@ def _add_enroll(commands: Any) -> None:
         help="issue new certificates while the old ones are valid; those stay valid until they end",
     )
     enroll.set_defaults(run=_enroll)
+
+
+def _add_grant(commands: Any) -> None:
+    grant = commands.add_parser(
+        "grant",
+        help="let enrolled devices take part in a further task",
+        description=(
+            "Adds tasks to those that devices may take part in, without new certificates. Brokers "
+            "of runs that are being served read the new access rules at once, and no connection "
+            "ends; others when you reload them. With --only, the devices may take part in these "
+            "tasks and no others: so an enrolment for every task is narrowed."
+        ),
+        epilog=(
+            "examples: tessera-coordinator grant robot --task weather; "
+            "tessera-coordinator grant robot kitchen-pi --task digits --only; "
+            "tessera-coordinator grant robot --every-task"
+        ),
+    )
+    grant.add_argument("devices", nargs="+", metavar="DEVICE", help="name, see identities")
+    _add_folder(grant)
+    which = grant.add_mutually_exclusive_group(required=True)
+    which.add_argument("--task", action="append", metavar="NAME", help="the task; repeatable")
+    which.add_argument(
+        "--every-task", action="store_true", help="all tasks, those of the future included"
+    )
+    grant.add_argument("--only", action="store_true", help="take all other tasks away")
+    grant.set_defaults(run=_grant)
+
+
+def _add_withdraw(commands: Any) -> None:
+    withdraw = commands.add_parser(
+        "withdraw",
+        help="take a task away from enrolled devices",
+        description=(
+            "Takes tasks away from those that devices may take part in. Once a broker has read "
+            "the new access rules, it drops what they send for these tasks and gives them nothing "
+            "more; to the run they are silent. Their certificates and other tasks stay; revoke "
+            "shuts a device out altogether."
+        ),
+        epilog="example: tessera-coordinator withdraw robot --task weather",
+    )
+    withdraw.add_argument("devices", nargs="+", metavar="DEVICE", help="name, see identities")
+    _add_folder(withdraw)
+    withdraw.add_argument(
+        "--task", action="append", metavar="NAME", required=True, help="the task; repeatable"
+    )
+    withdraw.set_defaults(run=_withdraw)
 
 
 def _add_revoke(commands: Any) -> None:
@@ -150,8 +216,11 @@ def _add_revoke(commands: Any) -> None:
 def _add_identities(commands: Any) -> None:
     identities = commands.add_parser(
         "identities",
-        help="list enrolled and revoked names, with dates",
-        description="Prints the authority and everybody it enrolled, oldest first.",
+        help="list enrolled and revoked names, with dates and tasks",
+        description=(
+            "Prints the authority and everybody it enrolled, oldest first, with the tasks that "
+            "devices may take part in."
+        ),
         epilog="example: tessera-coordinator identities --dir identity",
     )
     _add_folder(identities)
@@ -167,7 +236,9 @@ def _add_broker_config(commands: Any) -> None:
             "Writes a folder that lets Mosquitto identify everybody by certificate: its "
             "configuration, its own certificate and key, the access rules and the revocation "
             "list. Only enrolled names can connect; the client id is the name in the "
-            "certificate; a device reads and writes only its own topics. Run it again after you "
+            "certificate; a device reads and writes only its own topics, in the tasks that it was "
+            "enrolled for. enroll, grant, withdraw and revoke keep the access rules current, if "
+            "the files are on this machine; reload the broker then. Run it again after you "
             "enroll a named coordinator, or before the broker's certificate expires; it replaces "
             "existing files."
         ),
@@ -205,6 +276,12 @@ def _add_broker_config(commands: Any) -> None:
             f"(default: {MOSQUITTO} if that account exists)"
         ),
     )
+    config.add_argument(
+        "--every-task",
+        action="store_true",
+        help="let every enrolled device into every task: the rules then name no device, and "
+        "enrolling one changes nothing at the broker",
+    )
     config.set_defaults(run=_broker_config)
 
 
@@ -235,21 +312,38 @@ def _authority(arguments: argparse.Namespace) -> int:
 
 
 def _enroll(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.identity.authority import Authority, coordinator_name, device_name
-    from coordinator.operate.identity.bundles import coordinator_bundle, device_bundle
+    from coordinator.operate.identity.access import write_rules
+    from coordinator.operate.identity.authority import (
+        Authority,
+        coordinator_name,
+        device_name,
+        viewer_name,
+    )
+    from coordinator.operate.identity.bundles import (
+        coordinator_bundle,
+        device_bundle,
+        viewer_bundle,
+    )
     from coordinator.operate.identity.files import check_free, folder_in, write_bundle
 
-    is_device = arguments.coordinator is None
-    name = device_name(arguments.device) if is_device else coordinator_name(arguments.coordinator)
+    is_device = arguments.device is not None
+    if is_device:
+        name = device_name(arguments.device)
+    elif arguments.viewer is not None:
+        name = viewer_name(arguments.viewer)
+    else:
+        name = coordinator_name(arguments.coordinator)
     out = arguments.out or Path(f"{name}.tar.gz" if is_device else f"{name}-identity")
     check_free(out)
-    _check_task(arguments.task)
+    tasks = _checked_tasks(arguments.task)
     with Authority(arguments.dir, create_days=AUTHORITY_DAYS) as authority:
         _say_new(authority)
         broker = _place(authority, arguments.broker)
-        pair = authority.enroll(name, days=arguments.days, renew=arguments.renew)
+        pair = authority.enroll(name, days=arguments.days, renew=arguments.renew, tasks=tasks)
         if is_device:
-            files = device_bundle(authority, pair, broker, arguments.task)
+            files = device_bundle(authority, pair, broker, tasks or ())
+        elif arguments.viewer is not None:
+            files = viewer_bundle(authority, pair)
         else:
             files = coordinator_bundle(authority, pair, broker, folder_in(out))
         try:
@@ -260,18 +354,115 @@ def _enroll(arguments: argparse.Namespace) -> int:
                 "--renew"
             ) from error
         until = authority.index.of(name)[-1].until
+        allowed = authority.tasks(name) if is_device else None
+        written = write_rules(authority)
     print(f"{name} is enrolled until {until:%Y-%m-%d}; its bundle, with the only copy of its keys:")
     print(f"  {out}")
-    steps = _device_steps(folder_in(out), arguments.task) if is_device else _own_steps(name, out)
+    if is_device:
+        print(f"It may take part in {_say_tasks(allowed)}.")
+        if allowed is None:
+            print(f"To narrow that: tessera-coordinator grant {name} --task NAME --only")
+    if is_device:
+        steps = _device_steps(folder_in(out), tasks)
+    elif arguments.viewer is not None:
+        steps = _viewer_steps(name, out, broker, tasks)
+    else:
+        steps = _own_steps(name, out)
     for line in steps:
         print(line)
-    return 0
+    return 0 if _tell_brokers(written) else 1
 
 
-def _device_steps(folder: str, task: str | None) -> Iterator[str]:
+def _grant(arguments: argparse.Namespace) -> int:
+    added = _checked_tasks(arguments.task)
+    if arguments.only and added is None:
+        raise IdentityError("--only and --every-task contradict each other: leave one out")
+    return _change(
+        arguments, lambda has: added if added is None or arguments.only else _joined(has, added)
+    )
+
+
+def _withdraw(arguments: argparse.Namespace) -> int:
+    gone = _checked_tasks(arguments.task) or ()
+
+    def without(has: AllowedTasks) -> AllowedTasks:
+        if has is None:
+            raise IdentityError(
+                "it may take part in every task, and one of them cannot be taken away: name those "
+                "it keeps with tessera-coordinator grant DEVICE --task NAME --only"
+            )
+        if missing := sorted(set(gone) - set(has)):
+            raise IdentityError(f"it has no task {missing[0]!r}: its tasks are {_say_tasks(has)}")
+        return tuple(each for each in has if each not in gone)
+
+    return _change(arguments, without)
+
+
+def _change(arguments: argparse.Namespace, change: Callable[[AllowedTasks], AllowedTasks]) -> int:
+    """Change the tasks of devices: all of them, or none if one cannot be changed."""
+    from coordinator.operate.identity.access import write_rules
+    from coordinator.operate.identity.authority import Authority
+
+    with Authority(arguments.dir, wait_s=BUSY_S) as authority:
+        wanted = {}
+        for name in arguments.devices:
+            has = authority.tasks(name)
+            try:
+                wanted[name] = change(has)
+            except IdentityError as error:
+                raise IdentityError(f"{name}: {error}") from error
+        for name, tasks in wanted.items():
+            word = "now may" if authority.allow(name, tasks) else "already could"
+            print(f"{name} {word} take part in {_say_tasks(authority.tasks(name))}.")
+        written = write_rules(authority)
+    return 0 if _tell_brokers(written) else 1
+
+
+def _joined(has: AllowedTasks, added: AllowedTasks) -> AllowedTasks:
+    return None if has is None or added is None else (*has, *added)
+
+
+def _say_tasks(tasks: AllowedTasks) -> str:
+    if tasks is None:
+        return "every task"
+    return ", ".join(tasks) or "no task"
+
+
+def _tell_brokers(written: WrittenRules) -> bool:
+    """Let brokers read their new access rules, say what is left to do; False: one was missed."""
+    from coordinator.operate.identity.access import reload_brokers
+
+    for folder, reason in written.failures:
+        print(f"NOT REACHED: {folder} ({reason}): its access rules are the old ones.")
+    missed = reload_brokers(written.folders)
+    for folder, reason in missed:
+        print(f"NOT REACHED: the broker in {folder} has not read its access rules: {reason}")
+    if written.own is not None and written.own.files is not None:
+        print(f"The access rules in {written.own.files} are new. {_RELOAD}")
+    elif written.own is not None:
+        print(
+            f"The broker at {written.own.host} needs new access rules: repeat tessera-coordinator "
+            f"broker-config {MOSQUITTO} as before, copy the file acl there. {_RELOAD}"
+        )
+    return not (written.failures or missed)
+
+
+def _device_steps(folder: str, tasks: AllowedTasks) -> Iterator[str]:
     yield "Unpack it on the device, then"
-    yield f"  {folder}/device.toml    fill in {'' if task else 'task and '}data, and run"
+    yield f"  {folder}/device.toml    fill in {'' if tasks else 'task and '}data, and run"
     yield f"  tessera-device run --config {folder}/device.toml"
+
+
+def _viewer_steps(
+    name: str, out: Path, broker: BrokerPlace, tasks: tuple[str, ...] | None
+) -> Iterator[str]:
+    yield "Give its files to the dashboard. It may read, once the broker has read its rules:"
+    for task in tasks or ("+",):
+        yield (
+            f"  mosquitto_sub -h {broker.host} -p {broker.port} -i {name} "
+            f"--cafile {out / 'ca.pem'} --cert {out / name}.pem --key {out / name}.key "
+            f"-t 'tessera/v1/{task}/view/#'"
+        )
 
 
 def _own_steps(name: str, out: Path) -> Iterator[str]:
@@ -281,6 +472,7 @@ def _own_steps(name: str, out: Path) -> Iterator[str]:
 
 
 def _revoke(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.identity.access import write_rules
     from coordinator.operate.identity.authority import CRL, Authority
     from coordinator.operate.identity.index import BrokerPlace
 
@@ -300,6 +492,7 @@ def _revoke(arguments: argparse.Namespace) -> int:
         folders = authority.index.folders
         passes = authority.passes(name)
         failures = {each: _copy_list(authority, each) for each in folders}
+        write_rules(authority)  # where the list cannot be copied, they cannot be written either
     print(f"The list is in {crl}.")
     reached, read = True, list[BrokerPlace]()
     for folder, failure in failures.items():
@@ -392,8 +585,29 @@ def _identities(arguments: argparse.Namespace) -> int:
             standing = each.standing(now)
             when = each.revoked if each.revoked is not None else each.until
             word = {"valid": "until", "expired": "ended", "revoked": "revoked"}[standing]
-            print(f"{each.name:{width}}  {word:7} {when:%Y-%m-%d}")
+            line = f"{each.name:{width}}  {word:7} {when:%Y-%m-%d}"
+            shown = standing == "valid" and not each.is_coordinator
+            print(f"{line}  {_say_tasks(each.tasks)}" if shown else line)
+        for line in _advice(authority):
+            print(line)
     return 0
+
+
+def _advice(authority: Authority) -> Iterator[str]:
+    """Say what lets devices into tasks that nobody named for them."""
+    index = authority.index
+    allowed = index.allowed(authority.now)
+    open_to_all = [name for name, tasks in allowed.items() if tasks is None]
+    if open_to_all:
+        yield (
+            f"{len(open_to_all)} device{'s' * (len(open_to_all) > 1)} may take part in every task; "
+            f"to narrow that: tessera-coordinator grant {open_to_all[0]} --task NAME --only"
+        )
+    if index.broker is not None and not index.broker.by_task:
+        yield (
+            f"The broker at {index.broker.host} lets every device into every task; to change that: "
+            f"tessera-coordinator broker-config {MOSQUITTO}, and reload it"
+        )
 
 
 def _brokers(authority: Authority) -> Iterator[tuple[str, BrokerPlace]]:
@@ -410,6 +624,7 @@ def _facts(enrolment: Enrolment) -> dict[str, Any]:
         "issued": enrolment.issued.isoformat(),
         "until": enrolment.until.isoformat(),
         "revoked": None if enrolment.revoked is None else enrolment.revoked.isoformat(),
+        "tasks": None if enrolment.tasks is None else list(enrolment.tasks),
     }
 
 
@@ -436,14 +651,17 @@ def _broker_config(arguments: argparse.Namespace) -> int:
         user = _account(arguments.user)
         if at == out.absolute():
             _check_reach(at, user)
-        files = mosquitto_files(authority, hosts=hosts, port=place.port, at=at, user=user)
+        by_task = not arguments.every_task
+        files = mosquitto_files(
+            authority, hosts=hosts, port=place.port, at=at, user=user, by_task=by_task
+        )
         make_folder(out, mode=0o700)
         for name, file in files.items():
             write_file(out / name, file)
         if user is not None:
             _hand_over([out, *(out / name for name in files)], user)
         here = out.absolute() if at == out.absolute() else None
-        authority.remember_broker(replace(place, files=here))
+        authority.remember_broker(replace(place, files=here, by_task=by_task))
     print(f"{out}: {', '.join(sorted(files))}")
     if at == out.absolute():
         print(f"mosquitto -c {at / CONFIG}")
@@ -464,12 +682,13 @@ def _say_new(authority: Authority) -> None:
         )
 
 
-def _check_task(task: str | None) -> None:
+def _checked_tasks(tasks: Sequence[str] | None) -> AllowedTasks:
+    """Return the tasks of --task, in their order; None: the flag was not given."""
     from edge_sdk.protocol.errors import MessageError
     from edge_sdk.protocol.messages.topics import check_name
 
     try:
-        check_name(task, "task") if task is not None else None
+        return None if not tasks else tuple(check_name(task, "task") for task in tasks)
     except MessageError as error:
         raise IdentityError(f"--task: {error}") from error
 
@@ -487,7 +706,9 @@ def _place(authority: Authority, text: str | None) -> BrokerPlace:
             )
         return known
     broker = authority.index.broker
-    place = replace(parse_place(text), files=broker.files if broker else None)
+    place = parse_place(text)
+    if broker is not None:
+        place = replace(place, files=broker.files, by_task=broker.by_task)
     authority.remember_broker(place)
     return place
 

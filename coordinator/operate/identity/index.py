@@ -1,11 +1,13 @@
 """The record of issued certificates: a JSON file, always replaced as a whole.
 
 It never holds a key. A pair of certificates is recorded before it is handed out, so that every
-existing one can be revoked.
+existing one can be revoked. Beside it stand the tasks that its owner may take part in; enrolments
+of version 2 name none and are for all.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
@@ -14,11 +16,16 @@ from typing import Any, Literal
 from coordinator.checksums import open_versioned, seal_json
 from coordinator.operate.identity.errors import IdentityError
 from coordinator.operate.identity.files import File, write_file
-from edge_sdk.protocol.messages.topics import COORDINATOR
+from edge_sdk.protocol.messages.topics import COORDINATOR, VIEWER, is_named
 
-VERSION = 2
+VERSION = 3
+_UNCHECKED = 2
+"""The first version with checksums; the one before it is read, too."""
 
 Standing = Literal["valid", "expired", "revoked"]
+
+AllowedTasks = tuple[str, ...] | None
+"""Tasks that a device may take part in, sorted; None: all, those of the future included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +37,7 @@ class Enrolment:
     issued: datetime
     until: datetime
     revoked: datetime | None = None
+    tasks: AllowedTasks = None
 
     def standing(self, now: datetime) -> Standing:
         """Return the state of the pair at this time."""
@@ -40,7 +48,17 @@ class Enrolment:
     @property
     def is_coordinator(self) -> bool:
         """True if it grants a coordinator's rights."""
-        return self.name == COORDINATOR or self.name.startswith(COORDINATOR + "-")
+        return is_named(self.name, COORDINATOR)
+
+    @property
+    def is_viewer(self) -> bool:
+        """True if it grants a viewer's rights: to read what runs tell dashboards."""
+        return is_named(self.name, VIEWER)
+
+    @property
+    def is_device(self) -> bool:
+        """True if it is that of a device."""
+        return not (self.is_coordinator or self.is_viewer)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +68,9 @@ class BrokerPlace:
     host: str
     port: int
     files: Path | None = None
+    by_task: bool = False
+    """True if its access rules name every device with its tasks, so that they have to be written
+    again when somebody comes, goes or changes; False: they let every device into every task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +88,28 @@ class EnrolmentIndex:
         """The broker for new bundles."""
         return self.broker or (self.runs[-1] if self.runs else None)
 
+    def allowed(self, now: datetime) -> dict[str, AllowedTasks]:
+        """Return the tasks of every device with a valid certificate, by name."""
+        valid = (each for each in self.enrolments if each.standing(now) == "valid")
+        return {each.name: each.tasks for each in valid if each.is_device}
+
+    def viewers(self, now: datetime) -> dict[str, AllowedTasks]:
+        """Return the tasks of every viewer with a valid certificate, by name."""
+        valid = (each for each in self.enrolments if each.standing(now) == "valid")
+        return {each.name: each.tasks for each in valid if each.is_viewer}
+
+    def leaving(self, now: datetime) -> dict[str, AllowedTasks]:
+        """Return the tasks of devices that were revoked, whose connections may still stand."""
+        here = self.allowed(now)
+        return {
+            each.name: each.tasks
+            for each in self.enrolments
+            if each.standing(now) == "revoked"
+            and now < each.until
+            and each.name not in here
+            and each.is_device
+        }
+
     @property
     def folders(self) -> tuple[Path, ...]:
         """The folders on this machine that hold files of a broker."""
@@ -80,6 +123,18 @@ class EnrolmentIndex:
     def with_enrolment(self, enrolment: Enrolment) -> EnrolmentIndex:
         """Return the index with one more enrolment."""
         return replace(self, enrolments=(*self.enrolments, enrolment))
+
+    def with_tasks(self, name: str, tasks: AllowedTasks, now: datetime) -> EnrolmentIndex:
+        """Return the index with these tasks for every valid enrolment of a device."""
+        return replace(
+            self,
+            enrolments=tuple(
+                replace(each, tasks=tasks)
+                if each.name == name and each.standing(now) == "valid"
+                else each
+                for each in self.enrolments
+            ),
+        )
 
     def with_run(self, place: BrokerPlace) -> EnrolmentIndex:
         """Return the index with the embedded broker of a run, without runs that were deleted."""
@@ -105,11 +160,16 @@ class EnrolmentIndex:
         )
 
 
+def sorted_tasks(tasks: Iterable[str]) -> tuple[str, ...]:
+    """Return tasks in the order that the index keeps them, each once."""
+    return tuple(sorted(set(tasks)))
+
+
 def read_index(path: Path) -> EnrolmentIndex:
     """Read an index. Raises `IdentityError` when it is damaged."""
     try:
-        content = open_versioned(path.read_bytes(), VERSION)
-        if content["version"] != VERSION:
+        content = open_versioned(path.read_bytes(), _UNCHECKED)
+        if content["version"] not in (_UNCHECKED, VERSION):
             raise IdentityError(
                 f"{path} has version {content['version']}; this program reads version {VERSION}"
             )
@@ -140,6 +200,7 @@ def write_index(path: Path, index: EnrolmentIndex) -> None:
                 "issued": each.issued.isoformat(),
                 "until": each.until.isoformat(),
                 "revoked": None if each.revoked is None else each.revoked.isoformat(),
+                "tasks": None if each.tasks is None else list(each.tasks),
             }
             for each in index.enrolments
         ],
@@ -149,21 +210,23 @@ def write_index(path: Path, index: EnrolmentIndex) -> None:
 
 def _read_enrolment(content: dict[str, Any]) -> Enrolment:
     control, bulk = (int(serial, 16) for serial in content["serials"])
-    revoked = content["revoked"]
+    revoked, tasks = content["revoked"], content.get("tasks")
     return Enrolment(
         name=content["name"],
         serials=(control, bulk),
         issued=datetime.fromisoformat(content["issued"]),
         until=datetime.fromisoformat(content["until"]),
         revoked=None if revoked is None else datetime.fromisoformat(revoked),
+        tasks=None if tasks is None else sorted_tasks(tasks),
     )
 
 
 def _write_broker(broker: BrokerPlace) -> dict[str, Any]:
     files = None if broker.files is None else str(broker.files)
-    return {"host": broker.host, "port": broker.port, "files": files}
+    return {"host": broker.host, "port": broker.port, "files": files, "by_task": broker.by_task}
 
 
 def _read_broker(content: dict[str, Any]) -> BrokerPlace:
     files = content["files"]
-    return BrokerPlace(content["host"], content["port"], None if files is None else Path(files))
+    place = None if files is None else Path(files)
+    return BrokerPlace(content["host"], content["port"], place, content.get("by_task") is True)

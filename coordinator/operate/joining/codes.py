@@ -1,6 +1,6 @@
-"""The code book: join codes of a run on disk, and who used them.
+"""The code book: join codes on disk, and who used them; of a run, or of a process with many runs.
 
-    <run>/join/  codes.json    every code with its secret, readable by its owner only
+    <folder>/join/  codes.json    every code with its secret, readable by its owner only
                  lock          held by the process that has the book open
 
 A device is entered before it gets its answer. The same name and key may ask again with the same
@@ -13,7 +13,7 @@ import hmac
 import os
 import secrets
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -21,8 +21,10 @@ from typing import Any, Literal
 
 from coordinator.checksums import open_versioned, seal_json
 from coordinator.errors import CoordinatorError
-from edge_sdk.join.code import SECRET_BYTES, JoinCode
+from edge_sdk.join.code import MAX_TASKS, SECRET_BYTES, JoinCode
 from edge_sdk.program.files import lock_file, make_folder, remove_leftovers, write_whole
+from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.topics import check_name
 
 FOLDER, BOOK, LOCK = "join", "codes.json", "lock"
 VERSION = 2
@@ -43,7 +45,8 @@ class JoinPlace:
 
     host: str
     port: int
-    task: str
+    task: str | None
+    """The task of codes for which none is named; None: they must name theirs."""
     fingerprint: bytes
 
 
@@ -66,6 +69,13 @@ class CodeEntry:
     devices: int
     guests: tuple[Guest, ...] = ()
     revoked: datetime | None = None
+    more: tuple[str, ...] = ()
+    """Further tasks that it is for, after that in the code."""
+
+    @property
+    def tasks(self) -> tuple[str, ...]:
+        """The tasks that it is for, the most important first."""
+        return (self.code.task, *self.more)
 
     def state(self, now: datetime) -> CodeState:
         """Return whether the code still lets devices in."""
@@ -82,6 +92,7 @@ class CodeEntry:
             "id": self.code.id,
             "state": state,
             "devices": self.devices,
+            "tasks": list(self.tasks),
             "joined": [guest.name for guest in self.guests],
             "made": self.made.isoformat(),
             "until": self.until.isoformat(),
@@ -155,32 +166,35 @@ class CodeBook:
         """The codes that let devices in at the present place, oldest first."""
         now = self._clock()
         return tuple(
-            each
-            for each in self._entries
-            if each.state(now) == "open" and _place_of(each.code) == self._place
+            each for each in self._entries if each.state(now) == "open" and self._leads_here(each)
         )
 
-    def create(self, *, devices: int, hours: float) -> CodeEntry:
-        """Make a code for this many devices and hours. Raises `CodeError`."""
+    def create(self, *, devices: int, hours: float, tasks: Sequence[str] = ()) -> CodeEntry:
+        """Make a code for this many devices and hours. Raises `CodeError`.
+
+        `tasks`: those it is for, the most important first; none: that of the place.
+        """
         if not (isinstance(devices, int) and 1 <= devices <= 1_000_000):
             raise CodeError(f"a code is for 1 to 1000000 devices, not {devices}")
         if not 0 < hours <= MAX_HOURS:
             raise CodeError(f"a code lasts up to {MAX_HOURS} hours (a year), not {hours:g}")
         place = self._place
         assert place is not None  # noqa: S101  checked when the book was opened
+        first, *more = self._tasks(tasks)
         with self._guard:
             now = self._clock()
             entry = CodeEntry(
                 JoinCode(
                     host=place.host,
                     port=place.port,
-                    task=place.task,
+                    task=first,
                     fingerprint=place.fingerprint,
                     secret=secrets.token_bytes(SECRET_BYTES),
                 ),
                 made=now,
                 until=now + timedelta(hours=hours),
                 devices=devices,
+                more=tuple(more),
             )
             if any(each.code.id == entry.code.id for each in self._entries):
                 raise CodeError("the new code's name is taken; try again")  # one in 2³²
@@ -229,6 +243,27 @@ class CodeBook:
                 self._put(replace(current, guests=(*current.guests, guest)))
 
     # -- inside ------------------------------------------------------------------------------
+
+    def _tasks(self, tasks: Sequence[str]) -> list[str]:
+        """Return the tasks of a new code, checked. Raises `CodeError`."""
+        own = self._place.task if self._place is not None else None
+        wanted = list(dict.fromkeys(tasks)) or ([] if own is None else [own])
+        if not wanted:
+            raise CodeError("this code needs a task: name those it is for, with --task")
+        if len(wanted) > MAX_TASKS:
+            raise CodeError(f"a code is for at most {MAX_TASKS} tasks, not {len(wanted)}")
+        try:
+            return [check_name(each, "task") for each in wanted]
+        except MessageError as error:
+            raise CodeError(f"--task: {error}") from error
+
+    def _leads_here(self, entry: CodeEntry) -> bool:
+        """True if devices that use the code come to the present place, and its task."""
+        code, place = entry.code, self._place
+        if place is None or (place.task is not None and place.task not in entry.tasks):
+            return False
+        here = (place.host, place.port, place.fingerprint)
+        return (code.host, code.port, code.fingerprint) == here
 
     def _find(self, id: str) -> CodeEntry | None:
         return next((each for each in self._entries if each.code.id == id), None)
@@ -292,6 +327,7 @@ def _write_entry(entry: CodeEntry) -> dict[str, Any]:
         "devices": entry.devices,
         "guests": [[each.name, each.key, each.at.isoformat()] for each in entry.guests],
         "revoked": None if entry.revoked is None else entry.revoked.isoformat(),
+        "more": list(entry.more),
     }
 
 
@@ -327,14 +363,13 @@ def _read_place(content: dict[str, Any]) -> JoinPlace:
 
 
 def _read_entry(content: dict[str, Any]) -> CodeEntry:
-    place = _read_place(content)
     revoked = content["revoked"]
     return CodeEntry(
         JoinCode(
-            host=place.host,
-            port=place.port,
-            task=place.task,
-            fingerprint=place.fingerprint,
+            host=content["host"],
+            port=content["port"],
+            task=content["task"],
+            fingerprint=bytes.fromhex(content["fingerprint"]),
             secret=bytes.fromhex(content["secret"]),
         ),
         made=datetime.fromisoformat(content["made"]),
@@ -344,4 +379,5 @@ def _read_entry(content: dict[str, Any]) -> CodeEntry:
             Guest(name, key, datetime.fromisoformat(at)) for name, key, at in content["guests"]
         ),
         revoked=None if revoked is None else datetime.fromisoformat(revoked),
+        more=tuple(content.get("more", ())),
     )

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ from typing import Any
 from cryptography.hazmat.primitives import serialization
 
 from coordinator.errors import CoordinatorError
+from coordinator.operate.identity.access import WrittenRules, write_rules
 from coordinator.operate.identity.authority import Authority, PublicKey, device_name, read_request
 from coordinator.operate.joining.codes import CodeBook, CodeError
+from edge_sdk.program.logs import fact
 from edge_sdk.transport.settings import BrokerSettings
 
 log = logging.getLogger(__name__)
@@ -37,11 +40,17 @@ class Desk:
     """Answers requests to join, one at a time. Refusals are `CoordinatorError`."""
 
     def __init__(
-        self, book: CodeBook, task: str, broker: BrokerSettings, authority: Path, ca: bytes
+        self,
+        book: CodeBook,
+        broker: BrokerSettings,
+        authority: Path,
+        ca: bytes,
+        admitted: Callable[[WrittenRules], object] = lambda _: None,
     ) -> None:
         """`broker`: as devices reach it. With TLS they get certificates of the `authority` (its
-        folder), whose own is `ca` (PEM); else they get the broker's password."""
-        self._book, self._task, self._broker = book, task, broker
+        folder), whose own is `ca` (PEM); else they get the broker's password. `admitted`: called
+        before a device gets its certificates, when brokers have new access rules to read."""
+        self._book, self._broker, self._admitted = book, broker, admitted
         self._authority, self._ca = authority, ca.decode()
 
     def welcome(self) -> dict[str, Any]:
@@ -52,10 +61,13 @@ class Desk:
         """Let a device in, and return what it needs. Raises `CoordinatorError`."""
         request = _read(body)
         entry = self._book.authenticate(request["code"], mac, body)
-        if request["task"] != self._task:
-            raise RequestError(f"this coordinator serves the task {self._task!r}")
+        tasks = entry.tasks
+        if request["task"] not in tasks:
+            words = ", ".join(map(repr, tasks))
+            raise RequestError(f"this code is for {words}, not for {request['task']!r}")
         name = device_name(request["name"])
-        answer = {"v": VERSION, "name": name, "task": self._task, "broker": self._place()}
+        answer = {"v": VERSION, "name": name, "task": tasks[0], "broker": self._place()}
+        answer["tasks"] = list(tasks)
         if not self._broker.tls:
             self._book.enter(entry, name, "", lambda _before: None)
         else:
@@ -65,14 +77,16 @@ class Desk:
                 self._book.enter(
                     entry, name, _digest(key), lambda before: _check(authority, name, before)
                 )
-                certificate, bulk = authority.certify(name, key, days=DAYS)
+                certificate, bulk = authority.certify(name, key, days=DAYS, tasks=tasks)
+                written = write_rules(authority)
+            self._admitted(written)
             answer |= {"certificate": certificate.decode(), "bulk_certificate": bulk.decode()}
         log.info(
             "%s joined with code %s, from %s",
             name,
             entry.code.id,
             address,
-            extra={"facts": {"event": "enrolled", "device": name, "code": entry.code.id}},
+            extra=fact("enrolled", device=name, code=entry.code.id, tasks=list(tasks)),
         )
         return answer
 
@@ -93,8 +107,9 @@ def _check(authority: Authority, name: str, before: datetime | None) -> None:
     if before is None:
         if authority.valid(name):
             raise CodeError(
-                f"a device called {name!r} has joined already: choose another name (--name), "
-                f"or have it revoked first (tessera-coordinator revoke {name})"
+                f"a device called {name!r} has joined already: choose another name (--name); have "
+                f"it revoked first (tessera-coordinator revoke {name}); or, if it is to train a "
+                f"further task, have that granted (tessera-coordinator grant {name} --task NAME)"
             )
     elif any(each.revoked and each.revoked >= before for each in authority.index.of(name)):
         raise CodeError(

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import socket
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from coordinator.errors import ConfigError
 from coordinator.operate.broker.embedded import available, embedded_broker, stable_password
 from coordinator.operate.broker.ports import Ports, claim_local, claim_ports
-from coordinator.operate.config import ServeConfig
+from coordinator.operate.config import BrokerTable, JoinTable, ServeConfig
+from coordinator.operate.identity.access import WrittenRules, reload_later
 from coordinator.operate.identity.authority import Authority
 from coordinator.operate.identity.commands import AUTHORITY_DAYS
 from coordinator.operate.identity.files import write_file
@@ -26,14 +29,37 @@ from coordinator.operate.joining.server import JoinServer
 from edge_sdk.join.code import fingerprint_of
 from edge_sdk.program.control import ControlCommand, ControlError
 from edge_sdk.program.files import make_folder
+from edge_sdk.program.logs import fact
 from edge_sdk.program.processes import ChildProcess
 from edge_sdk.transport.settings import BrokerSettings, is_loopback
+
+log = logging.getLogger(__name__)
 
 BUSY_S = 10.0
 CERTIFICATE, KEY = "broker.pem", "broker.key"
 
 _ELSEWHERE = "192.0.2.1"
 """An address that belongs to nobody (RFC 5737)."""
+
+
+class EntranceConfig(Protocol):
+    """Settings of a broker and of joining: those of a run, or of a process with many."""
+
+    @property
+    def broker(self) -> BrokerTable:
+        """The broker, and how to reach it."""
+
+    @property
+    def join(self) -> JoinTable:
+        """How devices join."""
+
+    @property
+    def can_join(self) -> bool:
+        """True if devices can join with codes."""
+
+    @property
+    def authority(self) -> Path:
+        """Folder of the authority."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +96,7 @@ def local_address() -> str:
 
 @contextmanager
 def open_embedded(
-    config: ServeConfig, folder: Path
+    config: EntranceConfig, folder: Path
 ) -> Iterator[tuple[BrokerSettings, Entrance | None]]:
     """Run an embedded broker with its files in `folder`; gives our own settings, and the entrance.
 
@@ -90,7 +116,7 @@ def open_embedded(
     ports, listener = claim_ports(folder, wanted, _bind(host), embedded=True)
     with listener:
         hosts, running = _names(host), list[ChildProcess]()
-        place = BrokerPlace(host, ports.devices, folder.absolute())
+        place = BrokerPlace(host, ports.devices, folder.absolute(), by_task=True)
         ca = _write_files(config.authority, folder, hosts, place)
         with embedded_broker(
             folder,
@@ -105,7 +131,7 @@ def open_embedded(
 
 
 @contextmanager
-def open_entrance(config: ServeConfig, folder: Path) -> Iterator[Entrance]:
+def open_entrance(config: EntranceConfig, folder: Path) -> Iterator[Entrance]:
     """Open the entrance of a run whose broker is not embedded. Raises as `open_embedded`."""
     broker, host = config.broker, _host(config, everywhere=True)
     if is_loopback(broker.host):  # for us; devices may be elsewhere
@@ -119,12 +145,15 @@ def open_entrance(config: ServeConfig, folder: Path) -> Iterator[Entrance]:
 
 
 class Joining:
-    """The code book and the server of a run that lets devices join."""
+    """The code book of a run that lets devices join; its server runs meanwhile."""
 
-    def __init__(self, book: CodeBook, config: ServeConfig) -> None:
+    def __init__(self, book: CodeBook, config: ServeConfig, *, shared: bool = False) -> None:
+        """`shared`: the book is for many runs, and codes for this one have to name its task."""
         self._book = book
+        self._task = config.task.name
         self._hours = config.join.hours
         self._devices = config.join.devices or config.round.min_devices
+        self.shared = shared
 
     def current(self) -> CodeEntry | None:
         """Return the code to print: a usable one, or a new one while devices are missing.
@@ -138,18 +167,23 @@ class Joining:
         return self._book.create(devices=missing, hours=self._hours) if missing > 0 else None
 
     def commands(self) -> dict[str, ControlCommand]:
-        """Return the commands of the control socket that are about codes."""
-        return book_commands(self._book)
+        """Return the commands of the run's control socket that are about codes."""
+        return book_commands(self._book, self._task)
 
 
-def book_commands(book: CodeBook) -> dict[str, ControlCommand]:
-    """Return what can be asked of an open code book, by command."""
+def book_commands(book: CodeBook, task: str | None = None) -> dict[str, ControlCommand]:
+    """Return what can be asked of an open code book, by command.
 
-    def create(devices: int, hours: float) -> dict[str, Any]:
-        return book.create(devices=devices, hours=hours).facts(book.now)
+    `task`: the codes of this task alone are listed, and new ones are for it unless tasks are named.
+    """
+
+    def create(devices: int, hours: float, tasks: Sequence[str] = ()) -> dict[str, Any]:
+        wanted = tasks or (() if task is None else (task,))
+        return book.create(devices=devices, hours=hours, tasks=wanted).facts(book.now)
 
     def listing() -> list[dict[str, Any]]:
-        return [each.facts(book.now) for each in book.entries]
+        shown = (each for each in book.entries if task is None or task in each.tasks)
+        return [each.facts(book.now) for each in shown]
 
     def revoke(id: str) -> dict[str, Any]:
         return book.revoke(id).facts(book.now)
@@ -159,22 +193,51 @@ def book_commands(book: CodeBook) -> dict[str, ControlCommand]:
 
 @contextmanager
 def open_joining(config: ServeConfig, run: Path, entrance: Entrance) -> Iterator[Joining]:
-    """Let devices join for the duration of the context."""
+    """Let devices join a run for the duration of the context."""
+    with open_desk(config, run, entrance, config.task.name) as book:
+        yield Joining(book, config)
+
+
+@contextmanager
+def open_desk(
+    config: EntranceConfig, folder: Path, entrance: Entrance, task: str | None
+) -> Iterator[CodeBook]:
+    """Open the code book in a folder, and serve devices that join for the duration of the context.
+
+    `task`: that of codes which name none; None: they must.
+    """
     der = ssl.PEM_cert_to_DER_cert(entrance.ca.decode())
-    place = JoinPlace(entrance.host, entrance.port, config.task.name, fingerprint_of(der))
+    place = JoinPlace(entrance.host, entrance.port, task, fingerprint_of(der))
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     context.load_cert_chain(entrance.files / CERTIFICATE, entrance.files / KEY)
     with ExitStack() as stack:
-        book = stack.enter_context(CodeBook(run, place))
-        desk = Desk(book, config.task.name, entrance.broker, config.authority, entrance.ca)
+        book = stack.enter_context(CodeBook(folder, place))
+        admitted = partial(_admitted, entrance)
+        desk = Desk(book, entrance.broker, config.authority, entrance.ca, admitted)
         server = JoinServer(entrance.listener, context, desk)
         server.start()
         stack.callback(server.close)
-        yield Joining(book, config)
+        yield book
 
 
-def _host(config: ServeConfig, *, everywhere: bool) -> str:
+def _admitted(entrance: Entrance, written: WrittenRules) -> None:
+    """Let brokers read the rules for a device that is just joining; our own before it connects."""
+    for folder, reason in written.failures:
+        log.error("%s: the access rules cannot be written: %s", folder, reason)
+    own = entrance.files.absolute()
+    if entrance.mosquitto is not None:
+        entrance.reload()
+    elif written.own is not None and entrance.broker.tls:
+        log.warning(
+            "a device has joined, and the broker has to read its access rules before it is let in "
+            "anywhere: reload it (docs/deploy.md has a unit that does so)",
+            extra=fact("reload_broker"),
+        )
+    reload_later(folder for folder in written.folders if folder.absolute() != own)
+
+
+def _host(config: EntranceConfig, *, everywhere: bool) -> str:
     """Return the name under which devices reach this machine. Raises `ConfigError`."""
     given = config.join.host
     if everywhere:

@@ -10,11 +10,12 @@ import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
-from typing import TYPE_CHECKING, TextIO
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 from coordinator.aggregate.bound import reach_of
 from coordinator.aggregate.pairings import (
@@ -30,6 +31,7 @@ from coordinator.errors import ConfigError
 from coordinator.masks import masks_name
 from coordinator.operate.config import ServeConfig
 from coordinator.operate.control.forgetting import forget_commands
+from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.serve.charge import take_charge
 from coordinator.operate.serve.progress import ServeProgress
@@ -45,7 +47,10 @@ from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.folder import About, Run, check_run_free, create_run, is_run
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
+from coordinator.service.overview.facts import keep_facts
+from coordinator.service.overview.folder import overview_for
 from coordinator.service.service import Service, ServiceConfig, can_survey
+from edge_sdk.program.command import explain_os_error
 from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import remove, write_whole
 from edge_sdk.program.watchdog import Watchdog
@@ -58,7 +63,7 @@ from edge_sdk.transport.probe import BrokerFacts, probe_broker
 from edge_sdk.transport.settings import BrokerSettings, DeniedError, LinkError, tls_context
 
 if TYPE_CHECKING:
-    from coordinator.operate.joining.opening import Entrance, Joining
+    from coordinator.operate.joining.opening import Entrance, EntranceConfig, Joining
 
 log = logging.getLogger(__name__)
 
@@ -77,11 +82,61 @@ NO_TLS = (
 Say = Callable[[str], None]
 
 
-def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
+class Site(Protocol):
+    """Things that runs of one process may share: the broker, the way in for devices."""
+
+    def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
+        """Give the right to load the task's code, which takes much memory."""
+
+    def reach(
+        self, config: ServeConfig
+    ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
+        """Give the broker and the devices' entrance."""
+
+    def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
+        """Try the broker, once it answers. None: a stop was requested. Raises `LinkError`."""
+
+    def join(
+        self, config: ServeConfig, run: Path, entrance: Entrance
+    ) -> AbstractContextManager[Joining]:
+        """Let devices join the run in this folder."""
+
+
+class OwnSite:
+    """The site of a run that has its process to itself."""
+
+    def preparing(self, stop: threading.Event) -> AbstractContextManager[object]:
+        """See `Site`."""
+        return nullcontext(stop)
+
+    def reach(
+        self, config: ServeConfig
+    ) -> AbstractContextManager[tuple[BrokerSettings, Entrance | None]]:
+        """See `Site`."""
+        return reach_broker(config, config.run.folder)
+
+    def probe(self, settings: BrokerSettings, stop: threading.Event) -> BrokerFacts | None:
+        """See `Site`."""
+        return try_broker(settings, stop)
+
+    def join(
+        self, config: ServeConfig, run: Path, entrance: Entrance
+    ) -> AbstractContextManager[Joining]:
+        """See `Site`."""
+        from coordinator.operate.joining.opening import open_joining
+
+        return open_joining(config, run, entrance)
+
+
+def open_run(
+    config: ServeConfig,
+    say: Say = lambda _: None,
+    preparing: AbstractContextManager[object] | None = None,
+) -> Run:
     """Open the run in the configured folder, or make a new one, which compiles the task.
 
-    `say` gets the progress of that, line by line. Raises `ConfigError` when the folder holds a run
-    of another task, and as `create_run` and `Run`.
+    `say` gets the progress of that, line by line; `preparing` is entered for it. Raises
+    `ConfigError` when the folder holds a run of another task, and as `create_run` and `Run`.
     """
     folder, task = config.run.folder, config.task
     if not is_run(folder):
@@ -91,7 +146,7 @@ def open_run(config: ServeConfig, say: Say = lambda _: None) -> Run:
         if config.robust.data is not None:
             check_evaluation(config.robust.data, config.base, what=ROOT_SETTING)
         levels = {*LEVELS, *config.run.levels, *_fragment_levels(config)}
-        with ServeProgress("compiles", say) as progress:
+        with preparing or nullcontext(), ServeProgress("compiles", say) as progress:
             model = compile_task(
                 task.source,
                 config.base,
@@ -141,15 +196,18 @@ def _fragment_levels(config: ServeConfig) -> list[float]:
 
 
 @contextmanager
-def reach_broker(config: ServeConfig) -> Iterator[tuple[BrokerSettings, Entrance | None]]:
+def reach_broker(
+    config: EntranceConfig, folder: Path
+) -> Iterator[tuple[BrokerSettings, Entrance | None]]:
     """Give the broker and the devices' entrance for the duration of the context.
 
-    Starts an embedded broker if configured. None: devices cannot join with codes.
+    Starts an embedded broker if configured, with its files in `folder`. None: devices cannot join
+    with codes.
     """
     # Needs cryptography, which a run without codes does not.
     from coordinator.operate.joining.opening import open_embedded, open_entrance
 
-    broker, folder = config.broker, config.run.folder
+    broker = config.broker
     if broker.embedded:
         with open_embedded(config, folder / BROKER) as (settings, entrance):
             settings = replace(settings, chunk_bytes=broker.chunk_bytes)
@@ -207,30 +265,35 @@ def serve(
     *,
     qr: bool = False,
     take_over: bool = False,
+    site: Site | None = None,
 ) -> bool:
     """Run the coordinator until the run is complete (True) or a stop is requested (False).
 
     `say` gets the start-up report, line by line; see `Watchdog` for `watchdog`. `qr`: draw the line
-    for devices, too. `take_over`: stop another coordinator of the task, if there is one. Raises
-    `FencedError` if another has the task, or takes it.
+    for devices, too. `take_over`: stop another coordinator of the task, if there is one. `site`:
+    what it shares with other runs of the process; None: it is alone. Raises `FencedError` if
+    another has the task, or takes it.
     """
     evaluation = config.task.evaluation
+    site = OwnSite() if site is None else site
     with ExitStack() as stack:
-        run = stack.enter_context(open_run(config, say))
-        settings, entrance = stack.enter_context(reach_broker(config))
+        run = stack.enter_context(open_run(config, say, site.preparing(stop)))
+        settings, entrance = stack.enter_context(site.reach(config))
         evaluate = None
         if evaluation is not None:
             spec, cache = run.task.manifest.data, run.folder / EVALUATION
-            data = load_evaluation(evaluation, config.base, spec, config.format, cache)
+            with site.preparing(stop):
+                data = load_evaluation(evaluation, config.base, spec, config.format, cache)
             evaluate = make_evaluator(run.task, data)
         root = None
         if config.robust.data is not None:
             spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
-            found = load_evaluation(
-                config.robust.data, config.base, spec, config.format, cache, what=ROOT_SETTING
-            )
+            with site.preparing(stop):
+                found = load_evaluation(
+                    config.robust.data, config.base, spec, config.format, cache, what=ROOT_SETTING
+                )
             root = make_root(run.task, found)
-        facts = try_broker(settings, stop) if config.broker.probe else None
+        facts = site.probe(settings, stop) if config.broker.probe else None
         opener = partial(open_link, settings)
         epoch = take_charge(run, opener, take_over=take_over, stop=stop)
         if epoch is None or stop.is_set():
@@ -247,6 +310,8 @@ def serve(
             chunk_bytes=settings.chunk_bytes if facts is None else facts.chunk_bytes,
             retained_chunks=facts is None or facts.retained_chunks,
             max_devices=config.round.max_devices,
+            demands=config.devices,
+            view_s=config.broker.status_s if config.broker.status_topics else None,
         )
         board = None
         if config.run.tensorboard is not None:
@@ -254,8 +319,14 @@ def serve(
         for line in start_report(config, run, service_config, settings, facts):
             say(line)
         requests: Requests[Service] = Requests()
-        commands = {**forget_commands(requests), **quarantine_commands(requests)}
-        joining = stack.enter_context(_join(config, run, entrance, commands))
+        overview = overview_for(run, machine)
+        keep_facts(run.folder, overview.facts)
+        commands = {
+            **forget_commands(requests),
+            **quarantine_commands(requests),
+            **overview_commands(overview),
+        }
+        joining = stack.enter_context(_join(site, config, run, entrance, commands))
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
@@ -271,16 +342,19 @@ def serve(
             watchdog=watchdog,
             requests=requests,
             epoch=epoch,
+            overview=overview,
         )
         try:
             service.serve(stop)
             return service.finished
         finally:
             service.close()
+            keep_facts(run.folder, overview.facts)
 
 
 @contextmanager
 def _join(
+    site: Site,
     config: ServeConfig,
     run: Run,
     entrance: Entrance | None,
@@ -290,9 +364,7 @@ def _join(
     with ExitStack() as stack:
         joining = None
         if entrance is not None:
-            from coordinator.operate.joining.opening import open_joining
-
-            joining = stack.enter_context(open_joining(config, run.folder, entrance))
+            joining = stack.enter_context(site.join(config, run.folder, entrance))
             commands |= joining.commands()
             commands["broker.reload"] = entrance.reload
         control = ControlSocket(run.folder, commands)
@@ -375,8 +447,9 @@ def start_report(
         )
     yield f"encoding   movements {machine.up}, model {service.down}"
     yield f"starts     after round {done}" if done else "starts     from scratch"
-    own = f" (embedded; for programs on this machine: {run.folder / BROKER_FILE})"
-    yield f"broker     {settings.address}{own if config.broker.embedded else ''}"
+    table = run.folder / BROKER_FILE
+    where = f"; for programs on this machine: {table}" if table.exists() else ""  # not if shared
+    yield f"broker     {settings.address}{f' (embedded{where})' if config.broker.embedded else ''}"
     certificates = (settings.certificate, settings.bulk_certificate)
     for advice in certificate_advice(certificates, None, datetime.now(timezone.utc)):
         yield f"           {advice}"
@@ -413,6 +486,9 @@ def join_report(
     how = "TLS" if broker.tls else "without TLS, on this machine only"
     yield f"devices    {broker.address} ({how}); they join at {entrance.host}:{entrance.port}"
     more = f"tessera-coordinator codes create {shlex.quote(str(run.folder))}"
+    if joining.shared:  # one code may be for several tasks
+        yield f"join       with a code: {more}"
+        return
     entry = joining.current()
     if entry is None:
         yield f"join       enough devices have joined; for more: {more}"
@@ -432,6 +508,15 @@ def join_report(
             from coordinator.operate.joining.qr import draw_qr
 
             yield draw_qr(line)
+
+
+def explain_failure(error: BaseException) -> str:
+    """Say why a run failed, in a line."""
+    if isinstance(error, OSError):
+        return explain_os_error(error)
+    cause = error.__cause__
+    words = explain_os_error(cause) if isinstance(cause, OSError) else str(cause or "")
+    return f"{error}{words and f': {words}'}"
 
 
 def is_journal(stream: TextIO) -> bool:

@@ -163,6 +163,20 @@ class FragmentsCourse:
         return min((each for each in known if each is not None), default=None)
 
     @property
+    def round(self) -> int:
+        """Number of updates so far."""
+        return self._state.version
+
+    @property
+    def phase(self) -> str:
+        """The run's phase in words."""
+        if self._surveying.under_way:
+            return "surveying levels"
+        if self._state.finished:
+            return "finished"
+        return "collecting movements" if self._state.running else "waiting for devices"
+
+    @property
     def waits_for(self) -> Wait | None:
         """Return the reason why the run waits now; None: it does not."""
         state = self._state
@@ -186,6 +200,8 @@ class FragmentsCourse:
                 before, happened = self._state, pending.pop(0)
                 self._state, effects = fragments.handle(self._config, before, happened, now)
                 self._note_skip(happened)
+                if isinstance(happened, Bid):
+                    self._show_bid(before, happened)
                 while effects:
                     effect = effects.pop(0)
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
@@ -210,6 +226,14 @@ class FragmentsCourse:
         if self._save_by is not None and now >= self._save_by:
             self._save()
         return [*self._paid(), *said]
+
+    def _show_bid(self, before: FragmentsState, bid: Bid) -> None:
+        """Tell the onlooker of a bid that the machine took."""
+        work = before.work.get(bid.device)
+        if work is not None and work.round == bid.round:
+            now = self._state.work.get(bid.device)
+            taken = None if now is None else now.bid
+            self._parts.onlooker.bid(bid if taken is None else replace(taken, code=bid.code))
 
     def _note_skip(self, happened: fragments.Event) -> None:
         """Note for the next report a device that skips or was rejected."""
@@ -298,7 +322,11 @@ class FragmentsCourse:
                 parts.store.note_opened(opening.round)
                 self._resting.pop(device, None)
                 self._openings[device] = parts.outlet.opening(opening, device)
+                parts.onlooker.asked((device,), opening.round)
                 said.append(events.Send(device, self._openings[device]))
+            case events.Send(device, Assignment(round=round)):
+                parts.onlooker.assigned(device, round)
+                said.append(effect)
             case events.Send() | events.Accept():
                 said.append(effect)
             case events.Keep(round, arrival, upload):
@@ -309,6 +337,7 @@ class FragmentsCourse:
                     self._state = before  # the device may send it again
                     raise
                 self._arrivals[device] = arrival
+                parts.onlooker.kept(arrival, round)
                 return [events.Kept(device, round)]
             case fragments.Reserve(device, round, groups):
                 parts.outlet.reserve(device, round, groups)
@@ -409,6 +438,7 @@ class FragmentsCourse:
         line = parts.describe(report)
         self._save(line)
         parts.record(report, line)
+        parts.onlooker.model(self._state.fleet, self._state.version)
         is_best = scores.best is not None and (self._best is None or scores.best > self._best)
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         state = self._state

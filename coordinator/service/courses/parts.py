@@ -23,6 +23,7 @@ from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
+from coordinator.service.overview.onlooker import Onlooker
 from coordinator.service.store import RunStore, Tally
 from coordinator.task.levels import LevelScore, LevelScores, evaluate_levels
 from edge_sdk.data.arrays import ArrayData
@@ -143,6 +144,8 @@ class Parts:
     tally: Tally = field(default_factory=Tally)
     watch: Callable[[RoundReport], object] | None = None
     """Is shown every report, once it is stored."""
+    onlooker: Onlooker = field(default_factory=Onlooker)
+    """Is told what happens."""
 
     def score(self, config: RunConfig) -> LevelScores:
         """Return the run's levels, evaluated if there is data for it."""
@@ -208,6 +211,8 @@ class Parts:
             if count and receipt.outcome is not Outcome.KEPT and not isinstance(event, Bid):
                 self.tally.note(receipt)
             log_receipt(receipt)
+            if not isinstance(event, Bid):
+                self.onlooker.verdict(receipt)
         if upload is not None:
             self.store.settle(upload, receipt)
 
@@ -225,6 +230,8 @@ class Parts:
     def record(self, report: RoundReport, line: Mapping[str, Any] | None) -> None:
         """Store a report of the newest round, which `describe` made this line of."""
         self.store.record(report, line)
+        if line is not None:
+            self.onlooker.line(line)
         if self.watch is not None:
             self.watch(report)
 

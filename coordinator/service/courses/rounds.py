@@ -7,9 +7,13 @@ import time
 from collections.abc import Callable, Set
 from dataclasses import dataclass, replace
 
+import numpy as np
+from numpy.typing import NDArray
+
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules import Scaffold
+from coordinator.aggregate.screening import block_squares
 from coordinator.errors import ConfigError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
@@ -40,6 +44,7 @@ from coordinator.task.levels import LevelScores
 from edge_sdk.decide.budget import OFTEN
 from edge_sdk.protocol.messages.delivery import Choice
 from edge_sdk.protocol.messages.round import (
+    Assignment,
     Bid,
     Movement,
     Outcome,
@@ -102,6 +107,8 @@ class RoundsCourse:
         self._surveying = Surveying(config, parts.outlet)
         self._outdated, self._skips = 0, 0
         """Skips so far in this process that were too old to count, and all; none once warned."""
+        self._step: NDArray[np.float64] | None = None
+        """Squared norm of each block's newest step; None: not known."""
         self._held: list[rounds.Event] = []
         """Movements that arrived in a survey."""
         interrupted = self._interrupted(checkpoint)
@@ -196,6 +203,18 @@ class RoundsCourse:
         return self._surveying
 
     @property
+    def round(self) -> int:
+        """Number of the newest round."""
+        return self._state.round
+
+    @property
+    def phase(self) -> str:
+        """The run's phase in words."""
+        if self._surveying.under_way:
+            return "surveying levels"
+        return self._state.phase.value
+
+    @property
     def waits_for(self) -> Wait | None:
         """Return the reason why the run waits now; None: it does not."""
         state = self._state
@@ -229,7 +248,10 @@ class RoundsCourse:
         try:
             while pending:
                 happened = pending.pop(0)
-                self._state, effects = rounds.handle(self._config, self._state, happened, now)
+                before = self._state
+                self._state, effects = rounds.handle(self._config, before, happened, now)
+                if isinstance(happened, Bid):
+                    self._show_bid(before, happened)
                 self._note_assignments()
                 for effect in effects:
                     if isinstance(effect, events.Send) and isinstance(effect.message, Receipt):
@@ -241,6 +263,12 @@ class RoundsCourse:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
         return said
+
+    def _show_bid(self, before: RoundsState, bid: Bid) -> None:
+        """Tell the onlooker of a bid that the machine took."""
+        if bid.round == before.round and bid.device in before.selected:
+            taken = self._state.bids.get(bid.device)
+            self._parts.onlooker.bid(bid if taken is None or bid.level is None else taken)
 
     def proceed(self, now: float) -> list[Said]:
         """Continue after a commit, or resume the open round, once its model is published."""
@@ -329,9 +357,14 @@ class RoundsCourse:
             case events.Broadcast(RoundOpen() as opening):
                 self._parts.store.note_opened(opening.round)
                 self._started = time.perf_counter()
+                self._parts.onlooker.asked(self._state.selected, opening.round)
                 said.append(events.Broadcast(self._parts.outlet.opening(opening)))
             case events.Send(device, RoundOpen() as opening):
+                self._parts.onlooker.asked((device,), opening.round)
                 said.append(events.Send(device, self._parts.outlet.opening(opening)))
+            case events.Send(device, Assignment(round=round)):
+                self._parts.onlooker.assigned(device, round)
+                said.append(effect)
             case events.Broadcast() | events.Send() | events.Accept():
                 said.append(effect)
             case events.Keep(round, arrival, upload):
@@ -342,6 +375,7 @@ class RoundsCourse:
                     self._state = unkept(self._state, device, round)
                     raise
                 self._arrivals[device, round] = arrival
+                self._parts.onlooker.kept(arrival, round)
                 return [events.Kept(device, round)]
             case rounds.Commit():
                 try:
@@ -370,7 +404,7 @@ class RoundsCourse:
     def _close(self, commit: rounds.Commit) -> None:
         """Move the model; the commit follows at once, or after a survey of its levels."""
         parts, state, model = self._parts, self._state, self._parts.model
-        noise, norms = model.noise, self._norms
+        noise, norms, before = model.noise, self._norms, model.theta
         found = close_round(
             self._config,
             state,
@@ -383,6 +417,9 @@ class RoundsCourse:
             scratch=parts.store.scratch,
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
+        if parts.onlooker.watches:
+            self._step = block_squares(model.theta - before, self._config.plan.block_sizes)
+        del before  # it is as large as the model
         fleet, limit = self._taught(commit), self._config.robust.agreement
         if found.agreements and limit is not None:
             fleet = fleet.compared(commit.round, found.agreements, limit)
@@ -476,6 +513,8 @@ class RoundsCourse:
             self._memory.commit()
         parts.store.prune()
         parts.record(report, line)
+        entries = None if self._memory is None else self._memory.entries
+        parts.onlooker.model(self._state.fleet, commit.round, entries=entries, squares=self._step)
         self._warn_of_age(report)
         self._arrivals.clear()
         parts.store.forget_round()

@@ -27,7 +27,7 @@ from edge_sdk.device.stores.household import Household, shared_path
 from edge_sdk.device.stores.movements import device_path
 from edge_sdk.program.control import ControlCommand, ControlError, ControlSocket
 from edge_sdk.program.files import make_folder
-from edge_sdk.program.logs import about, fact
+from edge_sdk.program.logs import fact, scope_of
 from edge_sdk.protocol.errors import ConfigError
 
 log = logging.getLogger(__name__)
@@ -134,8 +134,8 @@ class _LastError(logging.Handler):
         self._services = services
 
     def emit(self, record: logging.LogRecord) -> None:
-        name = about.get()
+        name = scope_of("task")
         for each in self._services:
-            if each.logbook is not None and name in ("", each.config.task):
+            if each.logbook is not None and name in (None, each.config.task):
                 each.logbook.error(record.getMessage())
                 return

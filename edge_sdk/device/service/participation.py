@@ -20,18 +20,20 @@ from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.examining import Examiner
 from edge_sdk.device.machine import DevicePhase
+from edge_sdk.device.service.telling import Telling
 from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import FolderMovements, StoredMovement
 from edge_sdk.device.stores.residuals import FolderStore
 from edge_sdk.device.stores.slot import Seat
 from edge_sdk.device.transfer.fetching import PulledModel
-from edge_sdk.device.weighing import make_emulation, make_observer
+from edge_sdk.device.weighing import find_board, make_emulation, make_observer
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.files import write_whole
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.errors import TesseraError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.movement import encode_movement
 from edge_sdk.protocol.messages.round import (
@@ -66,7 +68,7 @@ NOTICE, OPENED = "task.notice", "round.opened"
 CONVERTED = "data"
 """Folder, in the device's, for samples that are mapped because memory does not hold them."""
 
-Sent = Bid | Evaluation | SurveyFinding | Outgoing
+Sent = Bid | Evaluation | SurveyFinding | Condition | Outgoing
 """A message to publish, or an upload to offer."""
 
 
@@ -132,6 +134,9 @@ class TakingPart:
             account=household.account,
             may_measure=self._may_measure,
         )
+        board = find_board(config) if emulation is None else emulation.board
+        profile = None if board is None else board.name
+        self._telling = Telling(config, self._observer, profile=profile, clock=time.monotonic)
         self._app = DeviceApp(
             config.name,
             backend=trainer,
@@ -181,8 +186,11 @@ class TakingPart:
         )
 
     def resume(self) -> list[Sent]:
-        """Return the uploads that an earlier start of this program left without a receipt."""
-        return self._stamp(self._app.connected())
+        """Return the uploads that an earlier start of this program left without a receipt.
+
+        The condition of the device goes in front, so that the coordinator knows who joined.
+        """
+        return [*self._telling.due(), *self._stamp(self._app.connected())]
 
     def receive(
         self, message: RoundOpen | Assignment | Receipt | RoundClosed | Survey
@@ -214,7 +222,8 @@ class TakingPart:
         `opened` is the round heard of last. See `machine.Restarted`.
         """
         self._evaluated = None
-        return self._stamp(self._app.restarted(opened))
+        self._telling.again()
+        return [*self._telling.due(), *self._stamp(self._app.restarted(opened))]
 
     def _note(self, opened: RoundOpen) -> None:
         """Keep the task and a round for `tessera-device explain`."""
@@ -232,9 +241,9 @@ class TakingPart:
     def repeat_bid(self) -> list[Sent]:
         """Return a bid that was not answered, because it may be lost."""
         if self._bid is None or not self.awaits_assignment:
-            return []
+            return [*self._telling.due()]
         log.info("round %d: repeating the bid", self._bid.round, extra=fact("bid_again"))
-        return [self._bid]
+        return [*self._telling.due(), self._bid]
 
     def evaluate_if_due(self) -> list[Sent]:
         """Evaluate the round's model on this device's data, if the device is idle and it is due.
@@ -333,7 +342,12 @@ class TakingPart:
         if not self._noted and self._app.newest is not None:
             self._noted = True
             self._note(self._app.newest)
-        return [self._stamped(message) for message in messages]
+        sent: list[Sent] = []
+        for message in messages:
+            if isinstance(message, Bid):
+                sent += self._telling.due(message)
+            sent.append(self._stamped(message))
+        return sent
 
     def _stamped(self, message: Bid | SurveyFinding | Movement | StoredMovement) -> Sent:
         match message:

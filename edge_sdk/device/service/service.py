@@ -69,6 +69,7 @@ from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import Seldom, fact
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import ConfigError, MessageError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.round import (
@@ -360,7 +361,7 @@ class DeviceService:
             case Writable(bulk):
                 if bulk:
                     self._sending.flush()
-            case Bid() | Evaluation() | SurveyFinding():
+            case Bid() | Evaluation() | SurveyFinding() | Condition():
                 self._publish(event)
             case Outgoing():
                 self._sending.add(event, now)
@@ -609,10 +610,10 @@ class DeviceService:
         with suppress(queue.Empty):
             while True:
                 event = self._events.get_nowait()
-                if isinstance(event, Bid | Evaluation | SurveyFinding):
+                if isinstance(event, Bid | Evaluation | SurveyFinding | Condition):
                     self._publish(event)
 
-    def _publish(self, message: Bid | Evaluation | SurveyFinding) -> None:
+    def _publish(self, message: Bid | Evaluation | SurveyFinding | Condition) -> None:
         self._link.publish(self._topics.up_control(self.config.name), encode_message(message))
 
     def _presence(self, *, online: bool, reason: str = "", exit_code: int | None = None) -> bytes:

@@ -16,7 +16,6 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from contextvars import copy_context
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -25,7 +24,7 @@ from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.ending import ReplacedError, ending_of
 from edge_sdk.device.service.service import DeviceService
 from edge_sdk.device.stores.household import Household
-from edge_sdk.program.logs import about, fact
+from edge_sdk.program.logs import fact, log_scope, scope_of
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.transport.link import OpenLink
@@ -91,8 +90,8 @@ class SeveralTasks:
         """
         threads = [
             Thread(
-                target=copy_context().run,
-                args=(self._run, number),
+                target=self._run,
+                args=(number,),
                 name=f"{service.config.task}-loop",
                 daemon=True,
             )
@@ -126,9 +125,9 @@ class SeveralTasks:
 
     def _run(self, number: int) -> None:
         service = self.services[number]
-        about.set(service.config.task)
         try:
-            service.run()
+            with log_scope(task=service.config.task):
+                service.run()
         except BaseException as error:
             self._errors[number] = error
         finally:
@@ -162,8 +161,7 @@ class _Sign(Watchdog):
         self._whole.ready(status)
 
     def status(self, text: str) -> None:
-        name = about.get()
-        self._whole.status(f"{name}: {text}" if name else text)
+        self._whole.status(f"{scope_of('task')}: {text}")
 
     def alive(self, now: float) -> None:
         self._heard_s = now

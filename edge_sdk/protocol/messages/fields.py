@@ -247,6 +247,12 @@ def _bytes_by_name(value: Any) -> dict[str, bytes]:
     return {text(name): binary(each) for name, each in value.items()}
 
 
+def _texts(value: Any) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{str(value)[:40]!r} is not a map of texts")
+    return {text(name): text(each) for name, each in value.items()}
+
+
 def _read_rule(value: Any) -> LocalRule:
     if not isinstance(value, Mapping):
         raise TypeError(f"{value!r} is not a map of a rule's fields")
@@ -311,6 +317,7 @@ ENCODING = Form(str, _read_encoding)
 TEXT = Form(text, text)
 NAMES = Form(lambda value: [NAME.write(each) for each in value], _names)
 BYTES_BY_NAME = Form(dict, _bytes_by_name)
+TEXTS = Form(lambda value: dict(sorted(_texts(value).items())), _texts)
 
 BLOB_FORMS: Forms = {"size": COUNT, "chunks": HASHES}
 BLOB = Form(lambda value: write_fields(value, BLOB_FORMS), _read_blob)

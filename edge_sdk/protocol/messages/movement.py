@@ -29,6 +29,7 @@ from edge_sdk.protocol.messages.fields import (
     SHA256,
     Forms,
     count,
+    optional,
     pack_map,
     read_array,
     read_fields,
@@ -53,6 +54,7 @@ MOVEMENT_FORMS: Forms = {
     "loss": NUMBER,
     "train_s": NUMBER,
     "keeps_copy": FLAG,
+    "energy_j": optional(NUMBER)._replace(omits=None),
 }
 """All fields except the statistics and the payload."""
 

@@ -32,6 +32,8 @@ MAX_REASON_CHARACTERS = 500
 MAX_LEVELS = 64
 MAX_SAMPLES = 2**40
 """Most samples of one device: far above any real number, far below overflow."""
+MAX_JOULES = 1e9
+"""Most joules of one training, or of a day: likewise."""
 
 
 class Outcome(Enum):
@@ -179,8 +181,12 @@ class Movement:
     loss: float
     train_s: float
     keeps_copy: bool = False
+    energy_j: float | None = None
+    """Joules that training took, above those of an idle device; None: unknown."""
 
     def __post_init__(self) -> None:
+        if self.energy_j is not None and not 0 <= self.energy_j <= MAX_JOULES:
+            raise MessageError(f"energy_j is 0 to {MAX_JOULES:g} joules, not {self.energy_j!r}")
         if not 0 <= self.samples <= MAX_SAMPLES:
             raise MessageError(f"samples are 0 to {MAX_SAMPLES}, not {self.samples}")
         for name in ("learning_rate", "level", "loss", "train_s"):

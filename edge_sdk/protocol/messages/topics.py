@@ -13,12 +13,15 @@
     tessera/v1/<task>/up/<device>/control             a device's messages   device
     tessera/v1/<task>/up/<device>-bulk/chunk          a piece of an upload  device
     tessera/v1/<task>/presence/<device>               its presence          device, retained
+    tessera/v1/<task>/view/status                     the run, as JSON      coordinator, retained
+    tessera/v1/<task>/view/fleet                      its devices, as JSON  coordinator, retained
 
 A device has two connections, `<device>` and `<device>-bulk`. The name of the connection is in
 every topic it may write, so that a broker can restrict each connection to its own topics. Names are
 1 to 64 of `a-z 0-9 . _ -`, start with a letter or digit, and do not end in `-bulk`. Names of
 devices have at most 59 characters, so that `-bulk` after them still fits into a certificate, and
-neither are `coordinator` nor begin with `coordinator-`. A hash is 32 lower-case hex digits.
+neither are `coordinator` or `viewer` nor begin with `coordinator-` or `viewer-`. Only viewers read
+what is under `view`: it tells about devices. A hash is 32 lower-case hex digits.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ BULK = "-bulk"
 
 COORDINATOR = "coordinator"
 """The coordinator's name; if there are several, their names begin with it and a hyphen."""
+
+VIEWER = "viewer"
+"""Name of a dashboard that may read `view`; if there are several, as those of coordinators."""
 
 MAX_DEVICE_CHARACTERS = 59
 """Limit on device names, because the common name of a certificate has at most 64."""
@@ -67,6 +73,8 @@ class TopicKind(Enum):
     UP_CONTROL = "up/<device>/control"
     UP_CHUNK = "up/<device>-bulk/chunk"
     PRESENCE = "presence/<device>"
+    VIEW_STATUS = "view/status"
+    VIEW_FLEET = "view/fleet"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +148,16 @@ class Topics:
         """Topic of one device's `Presence`."""
         return f"{self._prefix}presence/{check_device(device)}"
 
+    @property
+    def view_status(self) -> str:
+        """Topic of the run's state, for dashboards: JSON."""
+        return self._prefix + "view/status"
+
+    @property
+    def view_fleet(self) -> str:
+        """Topic of the devices, for dashboards: JSON."""
+        return self._prefix + "view/fleet"
+
     # -- filters --------------------------------------------------------------------------------
 
     def down_chunks(self, device: str) -> str:
@@ -204,12 +222,18 @@ def check_device(text: str) -> str:
             f"{text!r} cannot name a device: it has {len(text)} characters, but at most "
             f"{MAX_DEVICE_CHARACTERS} fit into a certificate"
         )
-    if text == COORDINATOR or text.startswith(COORDINATOR + "-"):
-        raise MessageError(
-            f"{text!r} cannot name a device: {COORDINATOR!r}, alone or followed by a hyphen, is "
-            "reserved for coordinators; choose another name"
-        )
+    for reserved in (COORDINATOR, VIEWER):
+        if is_named(text, reserved):
+            raise MessageError(
+                f"{text!r} cannot name a device: {reserved!r}, alone or followed by a hyphen, is "
+                f"reserved for {reserved}s; choose another name"
+            )
     return text
+
+
+def is_named(text: str, reserved: str) -> bool:
+    """True if a name is a reserved one, or begins with it and a hyphen."""
+    return text == reserved or text.startswith(reserved + "-")
 
 
 def bulk_name(device: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from edge_sdk.protocol.errors import MessageError, ProtocolError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.epoch import Claim, Echo, Epoch
 from edge_sdk.protocol.messages.fields import (
@@ -35,6 +36,7 @@ from edge_sdk.protocol.messages.fields import (
     RUN,
     SHA256,
     TEXT,
+    TEXTS,
     WIDTHS,
     Form,
     Forms,
@@ -83,6 +85,7 @@ ControlMessage = (
     | Want
     | Evaluation
     | Complaint
+    | Condition
     | Survey
     | SurveyFinding
     | ModelNotice
@@ -103,6 +106,7 @@ TYPES: dict[str, type[ControlMessage]] = {
     "want": Want,
     "evaluation": Evaluation,
     "complaint": Complaint,
+    "condition": Condition,
     "survey": Survey,
     "finding": SurveyFinding,
     "model_notice": ModelNotice,
@@ -204,6 +208,20 @@ FORMS: dict[type[ControlMessage], Forms] = {
         "accuracy": optional(NUMBER),
     },
     Complaint: {"device": NAME, "reason": REASON},
+    Condition: {
+        "device": NAME,
+        "battery": optional(NUMBER)._replace(omits=None),
+        "charging": optional(FLAG)._replace(omits=None),
+        "temperature_c": optional(NUMBER)._replace(omits=None),
+        "memory_free_mb": optional(NUMBER)._replace(omits=None),
+        "memory_mb": optional(NUMBER)._replace(omits=None),
+        "energy_today_j": optional(NUMBER)._replace(omits=None),
+        "energy_budget_j": optional(NUMBER)._replace(omits=None),
+        "labels": TEXTS._replace(omits={}),
+        "profile": optional(NAME)._replace(omits=None),
+        "version": optional(TEXT)._replace(omits=None),
+        "last_error": optional(REASON)._replace(omits=None),
+    },
     Survey: {
         "round": COUNT,
         "plan_hash": SHA256,
@@ -262,7 +280,7 @@ ON_TOPIC: dict[TopicKind, tuple[type[ControlMessage], ...]] = {
         RoundClosed,
         Complaint,
     ),
-    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, SurveyFinding),
+    TopicKind.UP_CONTROL: (Bid, Offer, Want, Evaluation, SurveyFinding, Condition),
     TopicKind.PRESENCE: (Presence,),
 }
 """Messages that each topic carries; the other topics carry chunks."""

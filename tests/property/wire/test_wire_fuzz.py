@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from edge_sdk.protocol.chunks import HASH_BYTES, Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.local_rule import LocalRule, Widths
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.messages.round import (
@@ -173,6 +174,27 @@ messages: st.SearchStrategy[ControlMessage] = st.one_of(
     st.builds(Presence, name=names, session=counts, online=st.booleans()),
     offers(),
     st.builds(Credit, device=names, upload=hashes, missing=ranges(), window=st.integers(0, 1024)),
+    st.builds(
+        Condition,
+        device=names,
+        battery=st.one_of(st.none(), st.floats(0, 1)),
+        charging=st.one_of(st.none(), st.booleans()),
+        temperature_c=st.one_of(st.none(), st.floats(-100, 300)),
+        memory_free_mb=st.one_of(st.none(), st.floats(0, 2**30)),
+        memory_mb=st.one_of(st.none(), st.floats(0, 2**30)),
+        energy_today_j=st.one_of(st.none(), st.floats(0, 1e9)),
+        energy_budget_j=st.one_of(st.none(), st.floats(0, 1e9)),
+        labels=st.dictionaries(
+            names.filter(lambda name: not name.endswith("-bulk")),
+            st.text(st.characters(codec="utf-8"), min_size=1, max_size=64).filter(str.isprintable),
+            max_size=4,
+        ),
+        profile=st.one_of(st.none(), names),
+        version=st.one_of(
+            st.none(), st.text(st.characters(codec="utf-8"), min_size=1, max_size=40)
+        ),
+        last_error=st.one_of(st.none(), reasons),
+    ),
     st.builds(Want, device=names, chunks=st.lists(hashes, min_size=1, max_size=64).map(tuple)),
     st.builds(
         Evaluation,

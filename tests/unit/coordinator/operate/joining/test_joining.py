@@ -61,7 +61,7 @@ class Site:
         fingerprint = fingerprint_of(ssl.PEM_cert_to_DER_cert(self.ca.decode()))
         place = JoinPlace("127.0.0.1", self.port, TASK, fingerprint)
         self.book = stack.enter_context(CodeBook(folder / "run", place, clock=self.clock))
-        self.desk = Desk(self.book, TASK, broker, self.authority, self.ca)
+        self.desk = Desk(self.book, broker, self.authority, self.ca)
         self.server = JoinServer(listener, self.context, self.desk)
         self.server.start()
         stack.callback(self.server.close)

@@ -104,7 +104,7 @@ def test_own_broker_without_tls_cannot_be_joined(tmp_path: Path) -> None:
     for text in (broker.format("127.0.0.1"), broker.format("b.example.org") + plain):
         config = config_of(tmp_path, text + "[join]\nenabled = true\n")
         assert not config.can_join
-        with reach_broker(config) as (settings, entrance):
+        with reach_broker(config, config.run.folder) as (settings, entrance):
             assert (settings.username, entrance) == ("own", None)
     assert "password" in NO_TLS
 

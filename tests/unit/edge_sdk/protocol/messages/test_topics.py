@@ -45,6 +45,8 @@ BUILT = [
     (TOPICS.up_control("pi-4"), "up/pi-4/control", Topic("digits", TopicKind.UP_CONTROL, "pi-4")),
     (TOPICS.up_chunk("pi-4"), "up/pi-4-bulk/chunk", Topic("digits", TopicKind.UP_CHUNK, "pi-4")),
     (TOPICS.presence("pi-4"), "presence/pi-4", Topic("digits", TopicKind.PRESENCE, "pi-4")),
+    (TOPICS.view_status, "view/status", Topic("digits", TopicKind.VIEW_STATUS)),
+    (TOPICS.view_fleet, "view/fleet", Topic("digits", TopicKind.VIEW_FLEET)),
 ]
 
 
@@ -92,6 +94,7 @@ def test_filter_matches_its_topics_only(topic_filter: str, kinds: set[TopicKind]
         "a-bulk-a",
         "coordinators",
         "a.coordinator",
+        "viewers",
     ],
 )
 def test_name_that_fits_is_kept(name: str) -> None:

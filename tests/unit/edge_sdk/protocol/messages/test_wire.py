@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.condition import MAX_LABELS, Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.epoch import LONGEST, MAX_COUNTER, Claim, Echo, Epoch, next_epoch
 from edge_sdk.protocol.messages.fields import BLOB_FORMS, MAX_COUNT, RULE_FORMS
@@ -255,6 +256,36 @@ EXAMPLES: dict[str, tuple[ControlMessage, dict[str, Any]]] = {
         Complaint(device="pi-4", reason="too many messages"),
         {"device": "pi-4", "reason": "too many messages"},
     ),
+    "condition": (
+        Condition(
+            device="pi-4",
+            battery=0.5,
+            charging=False,
+            temperature_c=41.5,
+            memory_free_mb=512.0,
+            memory_mb=4096.0,
+            energy_today_j=120.0,
+            energy_budget_j=3600.0,
+            labels={"room": "kitchen 2", "site": "berlin"},
+            profile="raspberry_pi_4",
+            version="0.1.0",
+            last_error="the file is gone",
+        ),
+        {
+            "device": "pi-4",
+            "battery": 0.5,
+            "charging": False,
+            "temperature_c": 41.5,
+            "memory_free_mb": 512.0,
+            "memory_mb": 4096.0,
+            "energy_today_j": 120.0,
+            "energy_budget_j": 3600.0,
+            "labels": {"room": "kitchen 2", "site": "berlin"},
+            "profile": "raspberry_pi_4",
+            "version": "0.1.0",
+            "last_error": "the file is gone",
+        },
+    ),
     "survey": (
         Survey(
             round=7,
@@ -365,6 +396,10 @@ def test_field_that_was_added_is_written_only_if_it_is_set() -> None:
     own = replace(message, local_rule=replace(message.local_rule, classes="own"))
     assert b"classes\xa3own" in encode_message(own)
     assert decode_message(encode_message(own)) == own
+    silent = Condition(device="pi-4")
+    alone = {"v": 1, "type": "condition", "device": "pi-4"}
+    assert encode_message(silent) == msgpack.packb(alone)
+    assert decode_message(encode_message(silent)) == silent
     gone = Presence(name="pi-4", session=12, online=False, reason="no data", exit_code=3)
     said = content("presence", online=False, reason="no data", exit_code=3)
     assert encode_message(gone) == said
@@ -539,6 +574,19 @@ def test_unknown_types_are_refused(kind: Any) -> None:
         ("finding", "means", [None, [], {"m": bytes(3)}, {"m": [0.0]}, {"m": "abcd"}]),
         ("finding", "m2s", [None, {"v": bytes(5)}, {"v": "abcd"}]),
         ("finding", "accuracy", [-0.1, 1.1, float("nan")]),
+        ("condition", "battery", [-0.01, 1.01, float("nan"), "1", True]),
+        ("condition", "charging", [0, "yes"]),
+        ("condition", "temperature_c", [-101, 301, float("inf")]),
+        ("condition", "memory_free_mb", [-1, 2**30 + 1]),
+        ("condition", "memory_mb", [-1, 2**30 + 1]),
+        ("condition", "energy_today_j", [-1.0, 1.1e9]),
+        ("condition", "energy_budget_j", [-1.0, 1.1e9]),
+        ("condition", "labels", [None, [], {"site": 1}, {"Site": "x"}, {"a/b": "x"}, {b"a": "x"}]),
+        ("condition", "labels", [{"site": ""}, {"site": "x" * 65}, {"site": "\x1b[2J"}]),
+        ("condition", "labels", [{f"l{number}": "x" for number in range(MAX_LABELS + 1)}]),
+        ("condition", "profile", ["", "a b", "../x"]),
+        ("condition", "version", ["", "1" * 41, 1]),
+        ("condition", "last_error", ["x" * (MAX_REASON_CHARACTERS + 1), 3]),
     ],
 )
 def test_wrong_values_are_refused(kind: str, name: str, values: list[Any]) -> None:

@@ -1,0 +1,1 @@
+"""The overview of a run: what its operator sees."""
