@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -98,7 +97,6 @@ class _Commands:
             "tasks": [
                 each.logbook.to_dict() for each in self._services if each.logbook is not None
             ],
-            "time": time.time(),
         }
 
     def history(self, task: str | None = None) -> list[dict[str, Any]]:
