@@ -15,6 +15,7 @@ class Peers:
     def __init__(self) -> None:
         self.broker = MemoryBroker(max_payload=100)
         self.opened: list[BrokeredLink] = []
+        """Links that were opened, the last one the newest."""
         self.shared = SharedLink(self._open)
         self.events: dict[str, list[LinkEvent]] = {}
 
@@ -25,6 +26,9 @@ class Peers:
     def open(self, task: str, will: Will | None = None) -> LinkPort:
         events = self.events.setdefault(task, [])
         return self.shared.open_link(name="pi", deliver=events.append, will=will)
+
+    def is_closed(self) -> bool:
+        return self.opened[-1].closed
 
     def topics(self, task: str) -> list[str]:
         return [each.topic for each in self.events[task] if isinstance(each, Received)]
@@ -85,11 +89,11 @@ def test_link_closes_with_its_last_port_and_opens_again(peers: Peers) -> None:
     a.close()
     a.close()
     assert not a.publish("t/b", b"after the end")
-    assert not peers.opened[0].closed
+    assert not peers.is_closed()
     peers.broker.run()
     assert peers.opened[0].wanted == {}
     b.close()
-    assert peers.opened[0].closed
+    assert peers.is_closed()
     peers.open("c")
     peers.broker.run()
     assert len(peers.opened) == 2
