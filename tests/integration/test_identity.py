@@ -523,14 +523,17 @@ def test_device_in_two_tasks_keeps_one_pair_of_connections_and_loses_no_movement
     settings = {
         f"coordinator-{name}": enroll_coordinator(site, name, tmp_path / name) for name in names
     }
+    bundle = site.folder / "both"
+    tasks = [word for name in names for word in ("--task", name)]
+    site.command("enroll", "both", *tasks, "--out", str(bundle))
+    add_data(bundle)
+    config = bundle / "device.toml"
     user = ["--user", "root"] if os.geteuid() == 0 else []
     where = ["--host", "127.0.0.1", "--port", str(site.port), *user]
     site.command("broker-config", "mosquitto", *where)  # lets the new coordinators write
     site.reload()
-    config = site.enroll("both")
     data = make_data()
     np.savez(config.parent / "data" / "own.npz", x=data.inputs[0], y=data.targets)
-    config.write_text(config.read_text().replace(f'task = "{TASK}"', f"tasks = {list(names)}"))
     stage = ManyCoordinators(settings)
     high, low = (Coordinator(stage, task=name, device="both") for name in names)
     run = ("edge_sdk.cli", "run", "--config", config)
@@ -540,6 +543,7 @@ def test_device_in_two_tasks_keeps_one_pair_of_connections_and_loses_no_movement
             lambda: coordinator.last(Bid, lambda bid: bid.round == round and bid.level is not None)
         )
 
+    assert load_config(config, environment={}).priorities() == {"high": 1, "low": 2}
     for coordinator in (high, low):
         coordinator.answers_offers = False
         coordinator.present()
