@@ -10,18 +10,21 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from edge_sdk import TesseraError, __version__
+from edge_sdk.device.advice.commands import add_owner_commands
 from edge_sdk.device.infer import add_infer
 from edge_sdk.join.commands import add_commands as add_join_commands
 from edge_sdk.program.command import run_command
 from edge_sdk.program.completion import add_completion
 
 if TYPE_CHECKING:
+    from edge_sdk.device.config import DeviceConfig
     from edge_sdk.device.service.service import DeviceService
 
 log = logging.getLogger("edge_sdk.cli")
@@ -46,6 +49,8 @@ def make_parser() -> argparse.ArgumentParser:
             "  tessera-device join CODE --data samples     joins a task, and takes part\n"
             "  tessera-device check --config device.toml   says what is missing, and what to do\n"
             "  tessera-device run --config device.toml     takes part again\n"
+            "  tessera-device status --config device.toml  says what it does, and why\n"
+            "  tessera-device pause --config device.toml --for 2h\n"
             "  tessera-device infer --config device.toml --data new.csv\n"
             "  tessera-device run --help                   options, exit codes"
         ),
@@ -58,6 +63,7 @@ def make_parser() -> argparse.ArgumentParser:
     _add_init(commands)
     _add_check(commands)
     _add_explain(commands)
+    add_owner_commands(commands)
     info = commands.add_parser(
         "info",
         help="show what this installation and this machine can train with",
@@ -104,9 +110,10 @@ def _check(arguments: argparse.Namespace) -> int:
         print("\n".join(CheckLine("configuration", "bad", str(error)).lines()))
         return EXIT_CONFIG
     code = 0
-    for line in check_device(config):
-        print("\n".join(line.lines()), flush=True)
-        code = code or line.code
+    for each in config.by_task():
+        for line in check_device(each):
+            print("\n".join(line.lines()), flush=True)
+            code = code or line.code
     return code
 
 
@@ -195,8 +202,11 @@ def _init(arguments: argparse.Namespace) -> int:
 def _run(arguments: argparse.Namespace) -> int:
     from edge_sdk.device.advice.checking import check_known_data, raise_bad
     from edge_sdk.device.config import load_config
+    from edge_sdk.device.service.answering import answering
     from edge_sdk.device.service.ending import ending_of
     from edge_sdk.device.service.service import DeviceService
+    from edge_sdk.device.service.several import SeveralTasks
+    from edge_sdk.device.stores.household import Household
     from edge_sdk.device.stores.movements import device_path
     from edge_sdk.program.files import held_folder
     from edge_sdk.program.logs import configure_logging, fact
@@ -209,14 +219,29 @@ def _run(arguments: argparse.Namespace) -> int:
     try:
         for line in raise_bad(config):
             log.warning("%s: %s; %s", line.name, line.text, line.advice, extra=fact("check"))
-        service = DeviceService(config, watchdog=Watchdog.from_environment())
-        if wrong := check_known_data(config, service.source):
-            log.warning("%s", wrong, extra=fact("data_warning"))
-        before = signal.signal(signal.SIGTERM, lambda *_: service.stop())
+        watchdog = Watchdog.from_environment()
+        household = Household(
+            config.state_dir, config.name, config.priorities() if config.tasks else None
+        )
+        whole: DeviceService | SeveralTasks
+        if config.tasks:
+            whole = SeveralTasks(config, household=household, watchdog=watchdog)
+            services = whole.services
+        else:
+            whole = DeviceService(config, household=household, watchdog=watchdog)
+            services = [whole]
+        for each in services:
+            if wrong := check_known_data(each.config, each.source):
+                log.warning("%s", wrong, extra=fact("data_warning"))
+        before = signal.signal(signal.SIGTERM, lambda *_: whole.stop())
         try:
-            _report(service)
-            with held_folder(device_path(config.state_dir, config.task, config.name)):
-                service.run()
+            _report(config, services)
+            with ExitStack() as held:
+                for each in services:
+                    folder = device_path(config.state_dir, each.config.task, config.name)
+                    held.enter_context(held_folder(folder))
+                held.enter_context(answering(config, household, services))
+                whole.run()
         finally:
             signal.signal(signal.SIGTERM, before)
     except (KeyboardInterrupt, TesseraError) as error:
@@ -227,14 +252,14 @@ def _run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _report(service: DeviceService) -> None:
+def _report(config: DeviceConfig, services: Sequence[DeviceService]) -> None:
     """Report what is about to run: a table for people, one log line for machines."""
-    config = service.config
+    sources = [each.source.describe() for each in services]
     facts: dict[str, str | int | float | list[str] | None] = {
         "name": config.name,
-        "task": config.task,
+        "task": ", ".join(each.config.task for each in services),
         "broker": config.broker.address + (" (TLS)" if config.broker.tls else ""),
-        "data": service.source.describe(),
+        "data": "; ".join(dict.fromkeys(sources)),
         "level": config.policy.level,
         "participation": config.policy.participation,
         "backend": f"onnxruntime {_version('onnxruntime')}",
@@ -254,11 +279,16 @@ def _explain(arguments: argparse.Namespace) -> int:
     from edge_sdk.device.config import load_config
 
     flags = {} if arguments.config is not None else {"task": "none"}
-    explanation = explain(load_config(arguments.config, flags=flags))
+    config = load_config(arguments.config, flags=flags)
+    explained = {each.task: explain(each) for each in config.by_task()}
     if arguments.json:
-        print(json.dumps(explanation.to_dict(), indent=2))
-    else:
-        print("\n".join(explanation.lines()))
+        told = {task: each.to_dict() for task, each in explained.items()}
+        print(json.dumps(told if config.tasks else told[config.task], indent=2))
+        return 0
+    for task, each in explained.items():
+        if config.tasks:
+            print(f"task {task}")
+        print("\n".join(each.lines()))
     return 0
 
 

@@ -55,6 +55,8 @@ Code = Literal[
     "data",
     "plan",
     "failed",
+    "paused",
+    "task",
 ]
 """Cause of a decision: of a skip, or of the level not being larger."""
 

@@ -19,12 +19,14 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Protocol
 
+from edge_sdk.decide.account import EnergyAccount
 from edge_sdk.decide.budget import History
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight, forward_objection
 from edge_sdk.decide.gates import Gate, closed_gate
 from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.files import write_whole
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.train.backend import Job
@@ -77,10 +79,12 @@ class Observer:
         costs: Costs | None = None,
         *,
         history: Path | None = None,
+        account: EnergyAccount | None = None,
         clock: Callable[[], float] = time.monotonic,
         wall: Callable[[], float] = time.time,
     ) -> None:
-        """`history`: the file that keeps it; None: it is lost with the process.
+        """`history`: the file that keeps it; None: it is lost with the process. `account`: the
+        energy of all tasks of the device; None: this task's alone counts.
 
         `wall` counts days and hours, in seconds since 1970; `clock` anything shorter.
         """
@@ -91,6 +95,9 @@ class Observer:
         self._clock = clock
         self._wall = wall
         self._history = History() if history is None else load_history(history)
+        self._account = account
+        if account is not None:
+            account.adopt(self._history)
         self._looked_s = -LOOK_S
         self._closed: Gate | None = None
         self._last: tuple[str, int, Decision] | None = None
@@ -99,7 +106,9 @@ class Observer:
     @property
     def history(self) -> History:
         """Memory of past rounds."""
-        return self._history
+        if self._account is None:
+            return self._history
+        return self._account.complete(self._history)
 
     @property
     def joules(self) -> float | None:
@@ -128,7 +137,17 @@ class Observer:
     def decided(self, opened: RoundOpen, decision: Decision) -> None:
         """Remember a decision and its new history."""
         self._last = (opened.run, opened.round, decision)
-        self._remember(decision.history)
+        self._heard(decision.history)
+
+    def passed_over(self) -> None:
+        """Note a round that is skipped without a look at what the device can afford."""
+        history = self.history.heard(self._wall())
+        self._heard(replace(history, skipped=history.skipped + 1))
+
+    def _heard(self, history: History) -> None:
+        if self._account is not None and history.opened_s is not None:
+            self._account.heard(history.opened_s)
+        self._remember(history)
 
     def recalled(self, opened: RoundOpen) -> Decision | None:
         """Return the earlier decision on this round; None: the round is new.
@@ -150,7 +169,7 @@ class Observer:
             snapshot=self._snapshot(), deadline_s=survey.wait_s, now_s=self._wall(), rounds_left=1
         )
         cost = self._costs.forward(survey, number, samples)
-        return forward_objection(self._policy, sight, self._history, cost)
+        return forward_objection(self._policy, sight, self.history, cost)
 
     @contextmanager
     def training(
@@ -171,6 +190,8 @@ class Observer:
         finally:
             self._joules = meter.joules
             if meter.joules is not None and (drained or self._is_on_battery()):
+                if self._account is not None:
+                    self._account.spent(meter.joules)
                 self._remember(self._history.spent(meter.joules))
 
     def closed_gate(self) -> Gate | None:

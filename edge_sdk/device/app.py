@@ -18,7 +18,7 @@ import numpy as np
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT
 from edge_sdk.decide.budget import OFTEN, outlived_share
-from edge_sdk.decide.decision import Decision, Policy, decide, gate_code
+from edge_sdk.decide.decision import Code, Decision, Policy, decide, gate_code
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.examining import Examiner, UnfetchedError
 from edge_sdk.device.machine import (
@@ -44,10 +44,15 @@ from edge_sdk.device.machine import (
     SendMessage,
     SendReplay,
     Train,
+    Withdrawn,
     handle,
 )
+from edge_sdk.device.stores import pause, slot
+from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import MovementStore
+from edge_sdk.device.stores.pause import Pause
 from edge_sdk.device.stores.residuals import ArrayStore, Residuals
+from edge_sdk.device.stores.slot import Seat
 from edge_sdk.device.stores.variates import Variates
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
@@ -123,6 +128,9 @@ class DeviceApp(Generic[K]):
         emulation: Emulation | None = None,
         examiner: Examiner | None = None,
         unfit: str | None = None,
+        pause: Pause | None = None,
+        seat: Seat | None = None,
+        book: Logbook | None = None,
         overtaken: Callable[[int], bool] = lambda _: False,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -137,6 +145,9 @@ class DeviceApp(Generic[K]):
         `examiner` runs levels for surveys; None: this device answers that it cannot. `unfit` is why
         the device can never train, if that is known; every round is then skipped. `overtaken`
         tells if something newer than this round waits, which ends a survey of it.
+
+        `pause` is the owner's; None: there is none. `seat` is this task's among those of the
+        device; None: it is the only one. `book` takes notes for the owner.
         """
         self.name = name
         self._movements = movements
@@ -161,6 +172,9 @@ class DeviceApp(Generic[K]):
         self._observer = Observer(policy) if observer is None else observer
         self._emulation = emulation
         self._examiner = examiner
+        self._pause = pause
+        self._seat = seat
+        self._book = book
         self._overtaken = overtaken
         self._should_stop = should_stop
         self._clock = clock
@@ -198,6 +212,10 @@ class DeviceApp(Generic[K]):
         """
         return self._handle(Restarted(opened))
 
+    def withdraw(self, reason: str, code: Code) -> list[Bid | SurveyFinding | Movement | K]:
+        """Take back an offer that has no assignment yet; return what to send."""
+        return self._handle(Withdrawn(f"skip: {reason}", code))
+
     def receive(
         self, message: RoundOpen | Assignment | Receipt | RoundClosed | Survey
     ) -> list[Bid | SurveyFinding | Movement | K]:
@@ -208,6 +226,7 @@ class DeviceApp(Generic[K]):
         events, sent = [event], list[Bid | SurveyFinding | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
+            self._note_phase()
             for effect in effects:
                 match effect:
                     case SendMessage(Movement() as made):
@@ -223,6 +242,14 @@ class DeviceApp(Generic[K]):
                         if answer is not None:
                             events.append(answer)
         return sent
+
+    def _note_phase(self) -> None:
+        """Note the step of the round that is reached; give the turn back when it is over."""
+        phase, opened = self._state.phase, self._state.opened
+        if self._book is not None:
+            self._book.phase(phase, 0 if opened is None else opened.round)
+        if self._seat is not None and phase in (DevicePhase.IDLE, DevicePhase.EXAMINING):
+            self._seat.release()
 
     def _again(self, round: int, answers: int | None = None) -> list[K]:
         """Return the kept movement of this round; nothing if it is not kept or not readable."""
@@ -267,11 +294,13 @@ class DeviceApp(Generic[K]):
                 self._movements.forget(round, rejected=outcome is Outcome.REJECTED)
         return None
 
-    def _fetch(self, assignment: Assignment, opened: RoundOpen) -> Fetched | Found:
+    def _fetch(self, assignment: Assignment, opened: RoundOpen) -> Fetched | Found | Failed:
         if self._was_made(assignment):
             round = assignment.round
             log.info("round %d: was trained before", round, extra=fact("found", round=round))
             return Found()
+        if self._seat is not None and not self._seat.begin():
+            return Failed(f"skip: {slot.ANOTHER}", "task")
         self._check_widths(assignment)
         blocks, buffers = self._source.fetch(assignment, opened)
         if not opened.variates:
@@ -301,6 +330,8 @@ class DeviceApp(Generic[K]):
         return made == {axis: tuple(groups) for axis, groups in assignment.groups.items()}
 
     def _keep(self, movement: Movement) -> None:
+        if self._book is not None:
+            self._book.made(movement)
         try:
             self._movements.keep(movement)
         except OSError as error:
@@ -333,8 +364,19 @@ class DeviceApp(Generic[K]):
 
     def _answer(self, opened: RoundOpen) -> Decision:
         """Decide on a round: alike when it is heard of again, and a skip if that fails."""
-        if (before := self._observer.recalled(opened)) is not None:
-            return before
+        if self._is_paused:
+            self._observer.passed_over()
+            return Decision(None, f"skip: {pause.REASON}", "paused")
+        if self._seat is not None and self._seat.claim(opened.bid_s, self._is_interrupted):
+            self._observer.passed_over()
+            return Decision(None, f"skip: {slot.ANOTHER}", "task")
+        decision = self._observer.recalled(opened) or self._considered(opened)
+        if decision.level is not None and self._seat is not None:
+            self._seat.offer(opened.bid_s)
+        return decision
+
+    def _considered(self, opened: RoundOpen) -> Decision:
+        """Decide on a round that was not heard of before; a skip if that fails."""
         try:
             return self._decide(opened)
         except TesseraError as error:
@@ -378,18 +420,35 @@ class DeviceApp(Generic[K]):
         try:
             return work()
         except TrainingStopped as error:
+            if self._is_paused:
+                return self._failed_by_pause(round)
             gate = self._observer.closed_gate()
             reason = str(error) if gate is None else f"{gate.reason}; {error}"
             log.warning("round %d: given up: %s", round, reason, extra=fact("failed", round=round))
             code = "failed" if gate is None else gate_code(gate)
             return Failed(f"skip: {reason}", code)
         except TesseraError as error:
+            if self._is_paused:  # which ended a fetch
+                return self._failed_by_pause(round)
             extra = fact("failed", round=round)
             log.warning("%s: round %d: given up: %s", self.name, round, error, extra=extra)
             return Failed(f"skip: {error}")
         except Exception as error:
             log.exception("%s: unexpected error; the round is skipped", self.name)
             return Failed(f"skip: {type(error).__name__}: {error}")
+
+    def _failed_by_pause(self, round: int) -> Failed:
+        extra = fact("failed", round=round)
+        log.info("round %d: given up: %s", round, pause.REASON, extra=extra)
+        return Failed(f"skip: {pause.REASON}", "paused")
+
+    @property
+    def _is_paused(self) -> bool:
+        return self._pause is not None and self._pause.active
+
+    def _is_interrupted(self) -> bool:
+        """Tell if the wait for the turn is useless."""
+        return self._should_stop() or self._is_paused
 
     def _train(self, work: Train) -> Finished:
         opened, groups, plan = work.opened, work.assignment.groups, self._backend.plan
@@ -411,6 +470,8 @@ class DeviceApp(Generic[K]):
             stream(self._seed, self.name, opened.round, "batches"),
         )
         started = self._clock()
+        if self._book is not None:
+            batches = self._book.steps(batches, opened.steps)
         with self._observer.training(opened, work.level, job):
             trained = self._backend.train(job, batches, should_stop=self._must_stop)
         took, joules = self._clock() - started, self._observer.joules
@@ -491,6 +552,7 @@ class DeviceApp(Generic[K]):
         except TrainingStopped:
             gate = self._observer.closed_gate()
             reason = "something newer came" if gate is None else gate.reason
+            reason = pause.REASON if self._is_paused else reason
         except TesseraError as error:
             reason = str(error)
         except Exception as error:
@@ -516,13 +578,19 @@ class DeviceApp(Generic[K]):
             return "this device runs no levels"
         if (refusal := self._examiner.refusal(survey)) is not None:
             return refusal
+        if self._is_paused:
+            return pause.REASON
+        if self._seat is not None and self._seat.disturbs:
+            return slot.ANOTHER
         if self._should_stop() or self._overtaken(survey.round):
             return "something newer came"
         samples = min(survey.samples, len(self._data))
         return self._observer.objection(survey, number, samples)
 
     def _must_stop(self) -> bool:
-        return self._should_stop() or self._observer.closed_gate() is not None
+        if self._should_stop() or self._is_paused:
+            return True
+        return self._observer.closed_gate() is not None
 
     def _encode(self, opened: RoundOpen, groups: Groups, movement: Blocks) -> bytes:
         """Encode a movement; values that top-k leaves out are kept for later."""

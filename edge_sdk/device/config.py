@@ -5,7 +5,7 @@ from __future__ import annotations
 import platform
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,6 +18,8 @@ from edge_sdk.program.settings import (
     Example,
     Flat,
     Natural,
+    Share,
+    Short,
     Spelling,
     Within,
     check_fields,
@@ -112,11 +114,43 @@ class Emulated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceTask:
+    """One of several tasks, highest priority first; what is not set is as for the whole device.
+    `tasks = ["digits", "sounds"]` does where nothing differs. Raises `ConfigError`."""
+
+    task: Annotated[str, Example("sounds")]
+    """Name of the task."""
+    priority: Annotated[Count | None, Example(1)] = None
+    """Its priority, 1 for the highest; tasks of the same one take turns, the one longest not served
+    first. Without it, the place in the list."""
+    data: DataSource | None = None
+    """The device's own data for this task."""
+    format: DataFormat | None = None
+    """How that data is to be read."""
+    level: Share | None = None
+    """Largest share of this task's model that the device trains."""
+    participation: Share | None = None
+    """Largest share of this task's rounds to take part in."""
+    evaluate_every: Natural | None = None
+    """Rounds between evaluations."""
+    deliver: Deliver | None = None
+    """Model of this task to keep ready for inference."""
+
+    def __post_init__(self) -> None:
+        try:
+            check_name(self.task, "task")
+        except MessageError as error:
+            raise ConfigError(str(error)) from error
+        check_fields(self)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceConfig:
     """Settings of a device. Raises `ConfigError` for values that make no sense."""
 
-    task: Annotated[str, Example("digits")]
-    """Task to take part in, by the coordinator's name for it."""
+    task: Annotated[str, Example("digits")] = ""
+    """Task to take part in, by the coordinator's name for it. Required, unless `tasks` names
+    several."""
     name: Annotated[str, Example("kitchen-pi")] = ""
     """Name of this device, unique in its fleet: 1 to 59 of a-z 0-9 . _ - (without it, the host
     name)."""
@@ -172,6 +206,7 @@ class DeviceConfig:
     it not take part."""
     labels: Annotated[dict[str, str], Example({"site": "berlin"})] = field(default_factory=dict)
     """Labels of this device, by which its operator finds it and may choose who takes part."""
+    tasks: tuple[Annotated[DeviceTask, Short("task")], ...] = ()
     emulate: Emulated | None = None
     format: DataFormat = field(default_factory=DataFormat)
     broker: BrokerSettings = field(default_factory=BrokerSettings)
@@ -179,6 +214,13 @@ class DeviceConfig:
     def __post_init__(self) -> None:
         if not self.name:
             object.__setattr__(self, "name", default_name())
+        if not self.task:
+            if not self.tasks:
+                raise ConfigError(
+                    "task is missing; set it in the file, or as TESSERA_TASK; or tasks, for several"
+                )
+            object.__setattr__(self, "task", self.tasks[0].task)
+        self._check_tasks()
         try:
             check_name(self.task, "task")
             check_device(self.name)
@@ -193,6 +235,47 @@ class DeviceConfig:
     def tries_models(self) -> bool:
         """True if this device may try a new model before others get it, and say how good it is."""
         return self.deliver == "latest" and self.evaluate_every > 0
+
+    def _check_tasks(self) -> None:
+        names = [each.task for each in self.tasks]
+        if names and self.task != names[0]:
+            raise ConfigError(
+                f"task = {self.task!r} and tasks are both set: add it to tasks, or remove it"
+            )
+        for name in names:
+            if names.count(name) > 1:
+                raise ConfigError(f"tasks names {name!r} more than once")
+
+    def by_task(self) -> tuple[DeviceConfig, ...]:
+        """Return the settings for each task, the highest priority first; `tasks` is then empty."""
+        if not self.tasks:
+            return (self,)
+        order = self.priorities()
+        return tuple(self._for(each) for each in sorted(self.tasks, key=lambda it: order[it.task]))
+
+    def priorities(self) -> dict[str, int]:
+        """Return the priority of every task; the lower number goes first."""
+        if not self.tasks:
+            return {self.task: 1}
+        return {each.task: each.priority or place for place, each in enumerate(self.tasks, 1)}
+
+    def _for(self, own: DeviceTask) -> DeviceConfig:
+        policy = replace(
+            self.policy,
+            level=own.level or self.policy.level,
+            participation=own.participation or self.policy.participation,
+        )
+        every = self.evaluate_every if own.evaluate_every is None else own.evaluate_every
+        return replace(
+            self,
+            task=own.task,
+            tasks=(),
+            policy=policy,
+            data=own.data or self.data,
+            format=own.format or self.format,
+            evaluate_every=every,
+            deliver=own.deliver or self.deliver,
+        )
 
 
 def load_config(

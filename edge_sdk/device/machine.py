@@ -10,6 +10,8 @@
     BIDDING    RoundOpen             DECIDING    Decide
     BIDDING    RoundClosed           IDLE        –
     BIDDING    Receipt (rejected)    IDLE        –; the bid is declined
+    BIDDING    Withdrawn             IDLE        SendMessage: a skip, which withdraws the offer
+    other      Withdrawn             unchanged   –; training that is to end says so by `Failed`
     FETCHING   Fetched               TRAINING    Train
     FETCHING   Found                 IDLE        Resend: it was trained before the device stopped
     TRAINING   Finished              IDLE        KeepMovement, SendMessage: the movement
@@ -148,6 +150,14 @@ class Failed:
 
 
 @dataclass(frozen=True, slots=True)
+class Withdrawn:
+    """The device cannot keep its offer: its owner paused it, or another task goes first."""
+
+    reason: str
+    code: Code
+
+
+@dataclass(frozen=True, slots=True)
 class Examined:
     """A survey is answered: a finding for each of its levels that came."""
 
@@ -178,6 +188,7 @@ Event = (
     | Found
     | Finished
     | Failed
+    | Withdrawn
     | Examined
     | LinkUp
     | Restarted
@@ -360,13 +371,23 @@ def handle(state: DeviceState, event: Event) -> Step:
             done, effects = _next_round(replace(state, unreceipted=kept, copy=copy))
             return done, [KeepMovement(event.movement), SendMessage(event.movement), *effects]
         case Failed() if state.phase in (DevicePhase.FETCHING, DevicePhase.TRAINING):
-            round = _opened(state).round
-            reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: failed without a reason"
-            bid = Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
             done, effects = _next_round(state)
-            return done, [SendMessage(bid), *effects]
+            return done, [_withdrawal(state, event), *effects]
+        case Withdrawn() if state.phase is DevicePhase.BIDDING:
+            done, effects = _next_round(state)
+            return done, [_withdrawal(state, event), *effects]
+        case Withdrawn():
+            return state, []
         case _:
             raise StateError(f"{type(event).__name__} cannot happen while {state.phase.value}")
+
+
+def _withdrawal(state: DeviceState, event: Failed | Withdrawn) -> SendMessage:
+    round = _opened(state).round
+    reason = event.reason[:MAX_REASON_CHARACTERS] or "skip: failed without a reason"
+    return SendMessage(
+        Bid(device=state.name, round=round, level=None, reason=reason, code=event.code)
+    )
 
 
 def _on_receipt(state: DeviceState, event: Receipt) -> Step:

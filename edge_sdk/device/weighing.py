@@ -8,9 +8,11 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from edge_sdk.decide.account import EnergyAccount
 from edge_sdk.decide.gates import closed_gate
 from edge_sdk.decide.observer import Observer, local_minute
 from edge_sdk.device.config import DeviceConfig
@@ -94,8 +96,12 @@ def make_costing(
     folder: Path,
     samples: int,
     emulation: Emulation | None = None,
+    may_measure: Callable[[], bool] = lambda: True,
 ) -> Costing:
-    """Return the task's costs on this machine; measures them first if needed, for seconds."""
+    """Return the task's costs on this machine; measures them first if needed, for seconds.
+
+    `may_measure`: whether the owner allows that now.
+    """
     from edge_sdk.decide.costs.calibration import FILE_NAME
     from edge_sdk.decide.costs.costing import Costing
     from edge_sdk.decide.costs.model import known_of
@@ -116,7 +122,8 @@ def make_costing(
         providers=config.providers,
         threads=config.threads,
         may_measure=lambda: (
-            closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
+            may_measure()
+            and closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
         ),
         clock=time.perf_counter if emulation is None else emulation.clock,
     )
@@ -130,20 +137,24 @@ def make_observer(
     folder: Path,
     samples: int,
     emulation: Emulation | None = None,
+    *,
+    account: EnergyAccount | None = None,
+    may_measure: Callable[[], bool] = lambda: True,
 ) -> Observer:
     """Make the device's view of itself, empty with `weigh = false`. `folder`: of the device.
 
     `probe` None: this machine's own. `emulation`: the device it pretends to be, whose own probe
-    and clocks count. Raises `ConfigError`, and what measuring raises.
+    and clocks count. `account`: the energy of all tasks of this machine; None: of this one alone.
+    Raises `ConfigError`, and what measuring raises.
     """
     history = folder / HISTORY
     if not config.weigh:
-        return Observer(config.policy, history=history)
+        return Observer(config.policy, history=history, account=account)
     if emulation is not None:
         probe = emulation.probe
         costs = make_costing(config, probe, backend, manifest, folder, samples, emulation)
         clock, wall = emulation.clock, emulation.wall
         return Observer(config.policy, probe, costs, history=history, clock=clock, wall=wall)
     probe = make_probe(config) if probe is None else with_board(config, probe)
-    costs = make_costing(config, probe, backend, manifest, folder, samples)
-    return Observer(config.policy, probe, costs, history=history)
+    costs = make_costing(config, probe, backend, manifest, folder, samples, may_measure=may_measure)
+    return Observer(config.policy, probe, costs, history=history, account=account)

@@ -73,6 +73,7 @@ class ControlSocket:
             with _short(self._path) as address:
                 self._listener.bind(address)
             os.chmod(self._path, 0o600)  # nobody can connect before it listens
+            self._own = os.stat(self._path).st_ino
             self._listener.listen(MAX_CONNECTIONS)
         except OSError as error:
             self._listener.close()
@@ -87,7 +88,9 @@ class ControlSocket:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
         self._listener.close()
-        remove(self._path)
+        with suppress(OSError):
+            if os.stat(self._path).st_ino == self._own:  # else it is that of a later process
+                remove(self._path)
         with self._answered:
             self._answered.wait_for(lambda: not self._answering, LAST_S)
 

@@ -29,6 +29,11 @@ def log_scope(**facts: Any) -> Iterator[None]:
         _scope.reset(token)
 
 
+def scope_of(name: str) -> Any:
+    """Return the value of a fact that all records of this thread have; None: they have none."""
+    return _scope.get().get(name)
+
+
 class TextLines(logging.Formatter):
     """One line for people: time, level, logger, message."""
 

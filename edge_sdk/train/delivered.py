@@ -342,7 +342,9 @@ def find_delivered(state_dir: Path, task: str, device: str | None = None) -> Pat
         raise ModelError(f"{state_dir / task} has models of several devices ({names}): name one")
     if found and found[0].is_file():
         return found[0]
-    tasks = [path.name for path in state_dir.iterdir()] if state_dir.is_dir() else []
+    tasks = []
+    if state_dir.is_dir():  # `_device` is no task's
+        tasks = [path.name for path in state_dir.iterdir() if path.name[0] not in "._"]
     if task not in tasks:
         known = f"it has {', '.join(sorted(tasks))}" if tasks else "there is no device's state"
         raise ModelError(

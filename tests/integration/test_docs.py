@@ -158,6 +158,8 @@ LOADERS: dict[str, tuple[str, Callable[[Path], object]]] = {
     "[[members]]": ("fleet.toml", load_fleet),
     "[[kinds]]": ("night.toml", simulate.load_population),
     "deliver = ": ("device.toml", load_config),
+    "tasks = ": ("device.toml", load_config),
+    "[[tasks]]": ("device.toml", load_config),
     "[simulation]": ("sweep.toml", read_sweep),
     "[[cases]]": ("cases.toml", read_cases),
     "[devices]": ("run.toml", read_config),

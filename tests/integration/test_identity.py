@@ -7,6 +7,7 @@ certificates that have expired.
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -17,7 +18,9 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -33,10 +36,13 @@ from edge_sdk.device.config import load_config
 from edge_sdk.device.service.ending import EXIT_DENIED
 from edge_sdk.program.processes import Children
 from edge_sdk.program.settings import PREFIX
+from edge_sdk.protocol.messages.round import Bid
 from edge_sdk.protocol.messages.topics import Topics
-from edge_sdk.transport.link import Connected, Disconnected, LinkEvent, Received
+from edge_sdk.protocol.messages.transfer import Offer, Presence
+from edge_sdk.transport.link import Connected, Deliver, Disconnected, Link, LinkEvent, Received
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings, DeniedError
+from tests.unit.edge_sdk.scripted import Coordinator, MqttStage, make_data
 from tests.waiting import HANGS_S, free_port, listens, until
 
 pytestmark = pytest.mark.skipif(
@@ -558,3 +564,120 @@ def test_programs_with_certificates_finish_a_run(site: Site, tmp_path: Path) -> 
             code = process.wait(HANGS_S)
             assert code == 0, f"{name}: {code}\n{(tmp_path / f'{name}.log').read_text()}"
     assert "the run is complete" in (tmp_path / "coordinator.log").read_text()
+
+
+# -- one device in several tasks -------------------------------------------------------------------
+
+
+class ManyCoordinators(MqttStage):
+    """A broker on which every coordinator has certificates of its own."""
+
+    def __init__(self, by_name: dict[str, BrokerSettings]) -> None:
+        super().__init__(next(iter(by_name.values())))
+        self._by_name = by_name
+
+    def open_peer(self, *, name: str, deliver: Deliver) -> Link:
+        self._settings = self._by_name[name]
+        return super().open_peer(name=name, deliver=deliver)
+
+
+def enroll_coordinator(site: Site, name: str, folder: Path) -> BrokerSettings:
+    site.command("enroll", "--coordinator", name, "--out", str(folder))
+    full = f"coordinator-{name}"
+    return BrokerSettings(
+        port=site.port,
+        tls=True,
+        ca=folder / "ca.pem",
+        certificate=folder / f"{full}.pem",
+        key=folder / f"{full}.key",
+        bulk_certificate=folder / f"{full}-bulk.pem",
+        bulk_key=folder / f"{full}-bulk.key",
+    )
+
+
+def test_device_in_two_tasks_keeps_one_pair_of_connections_and_loses_no_movement(
+    site: Site, tmp_path: Path
+) -> None:
+    """Its certificates may connect once each; it is killed while both tasks owe it a receipt."""
+    names = ("high", "low")
+    settings = {
+        f"coordinator-{name}": enroll_coordinator(site, name, tmp_path / name) for name in names
+    }
+    bundle = site.folder / "both"
+    tasks = [word for name in names for word in ("--task", name)]
+    site.command("enroll", "both", *tasks, "--out", str(bundle))
+    add_data(bundle)
+    config = bundle / "device.toml"
+    user = ["--user", "root"] if os.geteuid() == 0 else []
+    where = ["--host", "127.0.0.1", "--port", str(site.port), *user]
+    site.command("broker-config", "mosquitto", *where)  # lets the new coordinators write
+    site.reload()
+    data = make_data()
+    np.savez(config.parent / "data" / "own.npz", x=data.inputs[0], y=data.targets)
+    stage = ManyCoordinators(settings)
+    high, low = (Coordinator(stage, task=name, device="both") for name in names)
+    run = ("edge_sdk.cli", "run", "--config", config)
+
+    def bid_of(coordinator: Coordinator, round: int) -> Bid:
+        return stage.until(
+            lambda: coordinator.last(Bid, lambda bid: bid.round == round and bid.level is not None)
+        )
+
+    assert load_config(config, environment={}).priorities() == {"high": 1, "low": 2}
+    for coordinator in (high, low):
+        coordinator.answers_offers = False
+        coordinator.present()
+        coordinator.announce()
+    log = tmp_path / "device.log"
+    with program(log, *run) as device:
+        low.open(1)
+        bid_of(low, 1)
+        high.open(1)  # goes first, and an offer is no training
+        bid_of(high, 1)
+        skip = stage.until(lambda: low.last(Bid, lambda bid: bid.level is None))
+        assert skip.code == "task"
+        high.assign(1)
+        offers = [stage.until(lambda: high.last(Offer))]
+        low.open(2)
+        bid_of(low, 2)
+        low.assign(2)
+        offers.append(stage.until(lambda: low.last(Offer)))
+        device.kill()
+        stage.until(lambda: high.last(Presence, lambda each: not each.online))
+    assert "no connection" not in log.read_text()
+    kept = sorted(path.name for path in config.parent.rglob("*.movement"))
+    assert kept == ["1.movement", "2.movement"]
+    assert {row["task"]: row["waiting"] for row in status_of(config)["tasks"]} == {
+        "high": [1],
+        "low": [2],
+    }
+    for coordinator in (high, low):
+        coordinator.answers_offers = True
+    again = tmp_path / "again.log"
+    with program(again, *run) as device:
+        for coordinator, offer in zip((high, low), offers, strict=True):
+            stage.until(partial(getattr, coordinator, "movements"))
+            assert coordinator.movements[0][0] == offer
+            coordinator.receipt(offer.round)
+            coordinator.finish(offer.round)
+        stage.until(lambda: device.poll() is not None)
+        assert device.returncode == 0, again.read_text()
+    assert "no connection" not in again.read_text()
+    assert not list(config.parent.rglob("*.movement"))
+    for coordinator in (high, low):
+        coordinator.close()
+
+
+def status_of(config: Path) -> dict[str, Any]:
+    """What the owner sees of a device that does not run."""
+    found = subprocess.run(
+        [sys.executable, "-m", "edge_sdk.cli", "status", "--json", "--config", str(config)],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=ROOT,
+        env={key: text for key, text in os.environ.items() if not key.startswith(PREFIX)},
+    )
+    standing: dict[str, Any] = json.loads(found.stdout)
+    assert not standing["running"]
+    return standing

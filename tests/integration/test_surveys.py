@@ -44,6 +44,8 @@ from edge_sdk.decide.observer import Observer
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import TakingPart, load_task
 from edge_sdk.device.service.service import DeviceService
+from edge_sdk.device.stores.household import Household
+from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.transfer.fetching import Fetcher, PulledModel
 from edge_sdk.machine.snapshot import MemoryState
 from edge_sdk.protocol.chunks import Blob, split_blob
@@ -361,6 +363,8 @@ def test_evaluation_in_a_round_uses_the_statistics_of_its_opening(
         probe=None,
         should_stop=lambda: False,
         fetch=fetcher.fetch_blob,
+        household=Household(tmp_path, "big"),
+        book=Logbook(ABOUT.task, tmp_path),
     )
     part.receive(opening)  # it skips
     (said,) = part.evaluate_if_due()

@@ -11,7 +11,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timezone
 from importlib import metadata
 from importlib.util import find_spec
@@ -26,6 +26,7 @@ from edge_sdk.decide.costs.work import batch_bytes, work_at
 from edge_sdk.decide.observer import Observer
 from edge_sdk.device.advice.explanation import KeptChunks, last_task
 from edge_sdk.device.advice.reaching import Visit, visit_broker
+from edge_sdk.device.advice.standing import pause_words
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.ending import (
     EXIT_BROKER,
@@ -43,6 +44,7 @@ from edge_sdk.device.service.participation import (
     LoadedTask,
     load_task,
 )
+from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.movements import device_path
 from edge_sdk.device.weighing import make_costing, make_probe
 from edge_sdk.program.files import is_held, make_folder
@@ -105,6 +107,10 @@ def check_device(
 ) -> Iterator[CheckLine]:
     """Check everything, and look at the task over the broker, or as it was last seen."""
     yield CheckLine("configuration", "good", f"{config.name} takes part in {config.task}")
+    terms = Household(config.state_dir, config.name).pause.terms
+    if terms is not None:
+        paused = f"its owner paused it {pause_words(asdict(terms), time.time())}"
+        yield CheckLine("pause", "odd", paused, "to let it train again: tessera-device resume")
     yield from check_start(config)
     with ExitStack() as stack:
         visit: Visit | None = None

@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +19,12 @@ from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import Decision, Sight, Verdict, decide, gates, verdicts
 from edge_sdk.decide.gates import Gate
 from edge_sdk.decide.observer import Observer, local_minute
+from edge_sdk.device.advice.standing import pause_words
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED, load_task
+from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.movements import device_path
+from edge_sdk.device.stores.pause import REASON
 from edge_sdk.device.transfer.chunk_cache import read_chunk
 from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
 from edge_sdk.machine.snapshot import Probe, Snapshot
@@ -47,6 +50,8 @@ class Explanation:
     decision: Decision
     missing: str | None
     """The reason why levels were not weighed; None: they were."""
+    paused: str | None = None
+    """Since and until when the device is paused; None: it is not."""
 
     def lines(self) -> Iterator[str]:
         """Write the explanation for a person."""
@@ -55,6 +60,9 @@ class Explanation:
             age = self.snapshot.age_s(path) or 0.0
             told = f"  ({age:.0f} s ago)" if age >= 1 else ""
             yield f"  {path:<26} {_plain(value)}{told}"
+        if self.paused is not None:
+            yield "paused"
+            yield f"  {self.paused}"
         yield "gates"
         for gate in self.gates:
             yield f"  {gate.name:<8} {'open  ' if gate.open else 'CLOSED'}  {gate.reason}"
@@ -80,6 +88,8 @@ class Explanation:
 
     def short_of(self) -> str:
         """Name the change that a larger level needs."""
+        if self.paused is not None:
+            return "its owner has to resume it: tessera-device resume"
         closed = next((gate for gate in self.gates if not gate.open), None)
         if closed is not None:
             return f"the gate {closed.name} has to open: {closed.reason}"
@@ -114,6 +124,7 @@ class Explanation:
             "reason": self.decision.reason,
             "short_of": self.short_of(),
             "not_weighed": self.missing,
+            "paused": self.paused,
         }
 
 
@@ -130,9 +141,15 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
             settle(SETTLE_S)
     folder = device_path(config.state_dir, config.task, config.name)
     sight, missing, config = _sight(config, probe, folder)
-    observer = Observer(config.policy, history=folder / HISTORY)
+    household = Household(config.state_dir, config.name)
+    account = household.account if config.emulate is None else None
+    observer = Observer(config.policy, history=folder / HISTORY, account=account)
     history = observer.history.heard(sight.now_s)
     decision = decide(config.policy, sight, history, device=config.name, round=1, seed=config.seed)
+    terms = household.pause.terms
+    paused = None if terms is None else pause_words(asdict(terms), sight.now_s)
+    if paused is not None:
+        decision = Decision(None, f"skip: {REASON}", "paused", 0.0, history)
     return Explanation(
         sight.snapshot,
         gates(config.policy, sight),
@@ -140,6 +157,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         verdicts(config.policy, sight, history),
         decision,
         missing,
+        paused,
     )
 
 

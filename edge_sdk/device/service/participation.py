@@ -14,14 +14,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from edge_sdk.data.arrays import ArrayData
+from edge_sdk.decide.decision import Code
 from edge_sdk.device.app import DeviceApp
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.examining import Examiner
 from edge_sdk.device.machine import DevicePhase
 from edge_sdk.device.service.telling import Telling
+from edge_sdk.device.stores.household import Household
+from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import FolderMovements, StoredMovement
 from edge_sdk.device.stores.residuals import FolderStore
+from edge_sdk.device.stores.slot import Seat
 from edge_sdk.device.transfer.fetching import PulledModel
 from edge_sdk.device.weighing import find_board, make_emulation, make_observer
 from edge_sdk.machine.snapshot import Probe
@@ -84,6 +88,9 @@ class TakingPart:
         probe: Probe | None,
         should_stop: Callable[[], bool],
         fetch: FetchBlob,
+        household: Household,
+        book: Logbook,
+        seat: Seat | None = None,
         overtaken: Callable[[int], bool] = lambda _: False,
         unfit: str | None = None,
     ) -> None:
@@ -91,7 +98,9 @@ class TakingPart:
 
         `folder` belongs to this run alone, `state` to the device. `probe` None: this machine's
         sensors. `should_stop` ends a training, `overtaken` a survey of a round. `fetch` gets the
-        graphs that only evaluations and surveys need. `unfit`: why the data does not fit the task,
+        graphs that only evaluations and surveys need. `household` is what the device's tasks share,
+        `seat` this task's among them, None: it is the only one; `book` takes notes for the owner.
+        `unfit`: why the data does not fit the task,
         so that every round is skipped; None: it does. Raises `OSError` when the disk does not let
         us, and `TrainingError` for a task that cannot be trained here.
         """
@@ -112,8 +121,18 @@ class TakingPart:
         emulation = make_emulation(config, state)
         self._spend = (lambda _: None) if emulation is None else emulation.trained
         trainer: Backend = self._backend if emulation is None else emulation.emulated(task.backend)
+        self._household, self._book, self._seat = household, book, seat
+        book.takes_part(notice.run)
         self._observer = make_observer(
-            config, probe, trainer, task.manifest, state, len(data), emulation
+            config,
+            probe,
+            trainer,
+            task.manifest,
+            state,
+            len(data),
+            emulation,
+            account=household.account,
+            may_measure=self._may_measure,
         )
         board = find_board(config) if emulation is None else emulation.board
         profile = None if board is None else board.name
@@ -139,10 +158,18 @@ class TakingPart:
                 spend=self._spend,
             ),
             unfit=unfit,
+            pause=household.pause,
+            seat=seat,
+            book=book,
             overtaken=overtaken,
             clock=time.perf_counter if emulation is None else emulation.clock,
             should_stop=should_stop,
         )
+
+    def _may_measure(self) -> bool:
+        """Tell if costs may be measured now: unpaused, and while no other task can train."""
+        mine = self._seat is None or self._seat.holds
+        return mine and not self._household.pause.active
 
     @property
     def unfit(self) -> str | None:
@@ -170,6 +197,7 @@ class TakingPart:
     ) -> list[Sent]:
         """Work through a message of this run, training included; return what to send."""
         if isinstance(message, Receipt):
+            self._book.receipt(message)
             log.info(
                 "round %d: %s%s",
                 message.round,
@@ -183,6 +211,10 @@ class TakingPart:
                 ),
             )
         return self._stamp(self._app.receive(message))
+
+    def withdraw(self, reason: str, code: Code) -> list[Sent]:
+        """Take back an offer that has no assignment yet; return what to send."""
+        return self._stamp(self._app.withdraw(reason, code))
 
     def start_over(self, opened: RoundOpen | None) -> list[Sent]:
         """Begin again with a coordinator that was started again; return what to send.
@@ -223,6 +255,8 @@ class TakingPart:
             return []
         if opened.by_invitation or opened.round % every or self._should_stop():
             return []
+        if self.is_held_back:
+            return []
         if self._evaluated == (opened.run, opened.round):
             return []
         self._evaluated = (opened.run, opened.round)  # once, even if it fails
@@ -254,6 +288,12 @@ class TakingPart:
             should_stop=should_stop,
             spend=self._spend,
         )
+
+    @property
+    def is_held_back(self) -> bool:
+        """True while the owner's pause, or another task's training, leaves it nothing to do."""
+        trains = self._seat is not None and self._seat.disturbs
+        return trains or self._household.pause.active
 
     @property
     def is_idle(self) -> bool:
@@ -321,6 +361,7 @@ class TakingPart:
     def _log_bid(self, bid: Bid) -> Bid:
         if bid.level is not None:
             self._bid = bid
+        self._book.bid(bid)
         wrong = bid.code == "plan"
         log.log(
             logging.WARNING if wrong else logging.INFO,

@@ -25,6 +25,7 @@ import queue
 import time
 from collections.abc import Callable
 from contextlib import suppress
+from contextvars import copy_context
 from dataclasses import dataclass
 from datetime import datetime, timezone
 from functools import partial
@@ -49,6 +50,7 @@ from edge_sdk.device.service.offers import FILTERS, TaskList
 from edge_sdk.device.service.training_thread import (
     Broken,
     CoordinatorStarted,
+    GiveUp,
     NewRun,
     Orders,
     Over,
@@ -56,6 +58,9 @@ from edge_sdk.device.service.training_thread import (
     Told,
     Training,
 )
+from edge_sdk.device.stores import pause
+from edge_sdk.device.stores.household import Household
+from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import DeviceFolder
 from edge_sdk.device.transfer.chunk_cache import ChunkCache
 from edge_sdk.device.transfer.fetching import Fetcher
@@ -83,6 +88,7 @@ from edge_sdk.protocol.messages.wire import (
     encode_message,
     may_be_message,
 )
+from edge_sdk.transport.counted import CountedLink
 from edge_sdk.transport.link import (
     Connected,
     Disconnected,
@@ -121,11 +127,11 @@ of a message."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Stop:
-    """`stop` was called."""
+class _Look:
+    """`stop` was called, or the pause has changed: something is to be looked at."""
 
 
-_LoopEvent = LinkEvent | Told | _Stop
+_LoopEvent = LinkEvent | Told | _Look
 
 
 class DeviceService:
@@ -140,10 +146,12 @@ class DeviceService:
         clock: Callable[[], float] = time.monotonic,
         watchdog: Watchdog | None = None,
         probe: Probe | None = None,
+        household: Household | None = None,
     ) -> None:
         """`data` None: as configured. `open_link` None: MQTT. `watchdog` speaks for the whole
         process, so only a program passes one; None: no watchdog. `probe` tells what the device can
-        afford, such as the `PushedProbe` of a host app; None: this machine's sensors.
+        afford, such as the `PushedProbe` of a host app; None: this machine's sensors. `household`
+        is what this task shares with others of the device; None: there are none.
 
         Raises `DataError` for data that is not there, `ConfigError` when there is none.
         """
@@ -159,6 +167,10 @@ class DeviceService:
         self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         self._probe = probe
+        self._household = household or Household(config.state_dir, config.name)
+        self._paused = False
+        self.logbook: Logbook | None = None
+        """Notes for the owner; None: not started yet."""
         self._topics = Topics(config.task)
         self._events: queue.SimpleQueue[_LoopEvent] = queue.SimpleQueue()
         self._inbox = Orders()
@@ -193,7 +205,11 @@ class DeviceService:
         """Let `run` end soon, from any thread or signal handler; unsent movements stay on disk."""
         self._stopping = True
         self._ending = STOPPED
-        self._events.put(_Stop())
+        self._events.put(_Look())
+
+    def look(self) -> None:
+        """Let the loop look at the pause now, from any thread; it does so anyway, but later."""
+        self._events.put(_Look())
 
     def run(self) -> None:
         """Take part until the run is finished, or `stop` is called. Blocks.
@@ -205,13 +221,17 @@ class DeviceService:
         config, name = self.config, self.config.name
         self._folder = folder = DeviceFolder(config.state_dir, config.task, name)
         self._session = folder.next_session()
+        self.logbook = self._book = Logbook(config.task, folder.path)
+        self._book.starts(self._session, config.broker.address)
         self._allegiance = Allegiance(folder.read_epoch(), folder.keep_epoch)
         cache = ChunkCache(folder.chunks, config.cache_mb * 2**20)
         opener = partial(open_link, config.broker) if self._open_link is None else self._open_link
         own = (config.broker.certificate, config.broker.bulk_certificate)
         for advice in certificate_advice(own, name, datetime.now(timezone.utc)):
             log.warning("%s", advice, extra=fact("certificate"))
-        link = opener(name=name, deliver=self._deliver, will=self._will())
+        link = CountedLink(
+            opener(name=name, deliver=self._deliver, will=self._will()), self._book.sent
+        )
         try:
             self._serve(link, folder, cache)
         except BaseException as error:
@@ -220,6 +240,7 @@ class DeviceService:
         finally:
             self._watchdog.stopping()
             self._goodbye(link)
+            self._book.ends(self._ending.code, self._ending.said)
 
     def _serve(self, link: Link, folder: DeviceFolder, cache: ChunkCache) -> None:
         name, topics = self.config.name, self._topics
@@ -243,8 +264,13 @@ class DeviceService:
             is_over=lambda run: self._stopping or self._finished_run == run,
             clock=self._clock,
             probe=self._probe,
+            household=self._household,
+            book=self._book,
         )
-        thread = Thread(target=training.run, name=f"{name}-training", daemon=True)
+        context = copy_context()  # the task's name in the log
+        thread = Thread(
+            target=context.run, args=(training.run,), name=f"{name}-training", daemon=True
+        )
         thread.start()
         try:
             self._loop()
@@ -273,6 +299,7 @@ class DeviceService:
         while not self._stopping:
             now = self._clock()
             self._watchdog.alive(now)
+            self._check_pause()
             if not self._ever_online and now >= give_up:
                 raise BrokerError(
                     f"no connection within {self.config.connect_s:g} s: {self._last_reason}"
@@ -309,12 +336,18 @@ class DeviceService:
 
     def _handle(self, event: _LoopEvent, now: float) -> bool:
         """Process an event; return True when the device is done."""
+        done = self._handled(event, now)
+        self._book.uploads(*self._sending.stages)
+        return done
+
+    def _handled(self, event: _LoopEvent, now: float) -> bool:
         match event:
             case Connected(first):
                 self._connected(first, now)
             case Disconnected(reason, denials):
                 self._online = False
                 self._last_reason = reason
+                self._book.link(connected=False, reason=reason)
                 log.warning("no connection: %s", reason, extra=fact("disconnected"))
                 self._watchdog.status(f"no connection: {reason}")
                 if denials >= (LATER_DENIALS if self._ever_online else DENIALS):
@@ -350,6 +383,7 @@ class DeviceService:
         address, extra = self.config.broker.address, fact("connected", first=first)
         log.info("connected to %s%s", address, "" if first else " again", extra=extra)
         self._watchdog.status(f"takes part in {self.config.task}")
+        self._book.link(connected=True)
         self._say_presence()
         self._echo_due_s = now + 2 * self.config.broker.keepalive_s
         if not self._announced and not self._offers_asked:
@@ -357,6 +391,20 @@ class DeviceService:
         if not first:
             self._sending.offer_all(now)
             self._inbox.put(Reconnected())
+
+    def _check_pause(self) -> None:
+        """Withdraw what the device does when its owner pauses it; uploads go on."""
+        paused, before = self._household.pause.active, self._paused
+        if paused == before:
+            return
+        self._paused = paused
+        if not paused:
+            log.info("no longer paused", extra=fact("resumed_by_owner"))
+            return
+        log.info("%s: nothing is trained until it is resumed", pause.REASON, extra=fact("paused"))
+        self._watchdog.status(pause.REASON)
+        self._inbox.put(GiveUp(pause.REASON, "paused"))
+        self._fetcher.wake()
 
     # -- presence ---------------------------------------------------------------------------
 
@@ -447,6 +495,7 @@ class DeviceService:
         Bytes that cannot be a message of our task are dropped here, where that costs least.
         """
         if isinstance(event, Received) and event.payload:
+            self._book.received(len(event.topic) + len(event.payload))
             try:
                 topic = parse_topic(event.topic)
             except MessageError:
@@ -540,6 +589,7 @@ class DeviceService:
         self._finished_run, self._linger_until = None, math.inf
 
     def _heard_coordinator(self, presence: Presence, now: float, *, retained: bool) -> None:
+        self._book.coordinator(online=presence.online)
         if not presence.online:
             log.info("the coordinator is away", extra=fact("coordinator_away"))
             return

@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from threading import Condition
@@ -27,10 +28,15 @@ import numpy as np
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import DataError
 from edge_sdk.data.source import SampleSource, describe_read
+from edge_sdk.decide.decision import Code
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.service.participation import CONVERTED, Sent, TakingPart, load_task
+from edge_sdk.device.stores import slot
+from edge_sdk.device.stores.household import Household
+from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import DeviceFolder
+from edge_sdk.device.stores.slot import Seat
 from edge_sdk.device.transfer.fetching import Fetcher, FetchError, PulledModel
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
@@ -60,6 +66,14 @@ class CoordinatorStarted:
     """The coordinator was started again."""
 
 
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """An offer without an assignment is to be withdrawn."""
+
+    reason: str
+    code: Code
+
+
 Order = (
     TaskNotice
     | RoundOpen
@@ -70,6 +84,7 @@ Order = (
     | ModelNotice
     | Reconnected
     | CoordinatorStarted
+    | GiveUp
 )
 """A message from the loop to the training thread."""
 
@@ -196,10 +211,13 @@ class Training:
         tell: Callable[[Told], None],
         is_over: Callable[[str], bool],
         clock: Callable[[], float],
+        household: Household,
+        book: Logbook,
         probe: Probe | None = None,
     ) -> None:
         """`tell` puts into the loop's queue. `is_over` tells if a run is finished, or the device
-        told to stop. `probe` None: this machine's sensors.
+        told to stop. `household` is what the device's tasks share, and `book` takes notes for its
+        owner. `probe` None: this machine's sensors.
         """
         self._config = config
         self._source = source
@@ -210,6 +228,11 @@ class Training:
         self._is_over = is_over
         self._clock = clock
         self._probe = probe
+        self._household, self._book = household, book
+        self._seat: Seat | None = None
+        if household.slot is not None:
+            lost = partial(inbox.put, GiveUp(slot.ANOTHER, "task"))
+            self._seat = household.slot.seat(config.task, lost)
         self._retry_at = 0.0
         self._bid_at = 0.0
         self._bid_wait_s = RETRY_S
@@ -240,6 +263,9 @@ class Training:
             return
         except Exception as error:
             self._tell(Broken(error))
+        finally:
+            if self._seat is not None:
+                self._seat.leave()
 
     def _next(self) -> None:
         order = self._inbox.get(0)
@@ -285,7 +311,7 @@ class Training:
             log.exception("unexpected error; the device goes on with the next message")
 
     def _idle(self) -> list[Sent]:
-        if self._part is None:
+        if self._part is None or self._part.is_held_back:
             return []
         sent = self._part.evaluate_if_due()
         ignored = self._part.awaits_assignment and self._bid_wait_s > RETRY_S
@@ -353,24 +379,29 @@ class Training:
             folder = self._folder.start_run(notice.run)
             task = load_task(notice, self._config, self._fetcher.fetch_blob)
             data, unfit = self._read_data(task.manifest)
-            part = TakingPart(
-                notice,
-                self._config,
-                data,
-                task=task,
-                model=PulledModel(
-                    task.backend.plan,
-                    self._fetcher,
+            # It measures what levels cost, if no other task trains; else when a round opens.
+            with nullcontext() if self._seat is None else self._seat.occupied():
+                part = TakingPart(
+                    notice,
+                    self._config,
+                    data,
+                    task=task,
+                    model=PulledModel(
+                        task.backend.plan,
+                        self._fetcher,
+                        overtaken=partial(self._is_useless, notice.run),
+                    ),
+                    folder=folder,
+                    state=self._folder.path,
+                    probe=self._probe,
+                    fetch=self._fetcher.fetch_blob,
+                    household=self._household,
+                    book=self._book,
+                    seat=self._seat,
                     overtaken=partial(self._inbox.overtakes, notice.run),
-                ),
-                folder=folder,
-                state=self._folder.path,
-                probe=self._probe,
-                fetch=self._fetcher.fetch_blob,
-                overtaken=partial(self._inbox.overtakes, notice.run),
-                unfit=unfit,
-                should_stop=lambda: self._is_over(notice.run) or self._inbox.replaces(notice.run),
-            )
+                    unfit=unfit,
+                    should_stop=partial(self._is_left, notice.run),
+                )
         except (FetchError, OSError) as error:
             extra = fact("no_task", run=notice.run)
             log.warning("cannot get the task; trying again: %s", error, extra=extra)
@@ -387,6 +418,14 @@ class Training:
         for message in (self._opened, self._survey, self._closed):
             if message is not None and message.run == notice.run:
                 self._guarded(partial(self._receive, message))
+
+    def _is_left(self, run: str) -> bool:
+        """Tell if this run is over, or another one waits."""
+        return self._is_over(run) or self._inbox.replaces(run)
+
+    def _is_useless(self, run: str, round: int) -> bool:
+        """Tell if the model of a round is useless by now."""
+        return self._household.pause.active or self._inbox.overtakes(run, round)
 
     def _read_data(self, manifest: Manifest) -> tuple[ArrayData, str | None]:
         """Return the samples in the task's form, and why they do not fit it; None: they do.
@@ -441,6 +480,8 @@ class Training:
         match order:
             case Reconnected():
                 return [*part.repeat_bid(), *self._answer()]
+            case GiveUp(reason, code):
+                return part.withdraw(reason, code)
             case CoordinatorStarted():
                 opened = self._opened
                 same = opened is not None and opened.run == part.notice.run

@@ -39,6 +39,12 @@ class Sending:
         return sum(upload.offer.answers is None for upload in self._uploads.values())
 
     @property
+    def stages(self) -> tuple[int, int]:
+        """Numbers of uploads that have not arrived, and of those that wait for a receipt."""
+        arrived = sum(upload.complete for upload in self._uploads.values())
+        return len(self._uploads) - arrived, arrived
+
+    @property
     def due_s(self) -> float:
         """Time to call `offer_due`; infinite: nothing is due."""
         return min((upload.due_s for upload in self._uploads.values()), default=math.inf)

@@ -5,7 +5,8 @@ there and nowhere else, and the text below it says what it means (`edge_sdk.prog
 the documentation from that). To add a key is to add a field. Rules:
 
 - A field that is a dataclass is a table; `Flat` puts the keys of one beside those of its owner; a
-  tuple of dataclasses is an array of tables. An optional table of a program's file that is empty is
+  tuple of dataclasses is an array of tables, whose rows may be the value of one key (`Short`). An
+  optional table of a program's file that is empty is
   absent.
 - A key has the variable `TESSERA_<KEY>`, that of a table `TESSERA_<TABLE>_<KEY>`.
 - Paths in a file are relative to its folder, others to the present one.
@@ -258,6 +259,12 @@ def _arguments(
     return arguments
 
 
+def _row(kind: FieldType, value: Any) -> Any:
+    """Return a row as a table; it may be given as the value of one key."""
+    short = kind.short
+    return {short: value} if short is not None and isinstance(value, str) else value
+
+
 def _names(cls: type[Any]) -> list[str]:
     """The keys of a table, those of flat fields among them."""
     return [
@@ -280,7 +287,8 @@ def _value(kind: FieldType, value: Any, where: str, source: _Source, *, shown: b
         if not isinstance(value, list | tuple):
             raise ConfigError(f"{said} = {value!r:.80}: must be a list of tables [[{where}]]")
         return tuple(
-            _table(kind.rows, each, f"{where}[{index}]", source) for index, each in enumerate(value)
+            _table(kind.rows, _row(kind, each), f"{where}[{index}]", source)
+            for index, each in enumerate(value)
         )
     if kind.table is not None:
         return _table(kind.table, value, where, source)

@@ -191,17 +191,18 @@ def render_tables(cls: type[Any], *, variables: bool) -> str:
         parts.append(_rows(group, variables))
     for name, kind in kinds(cls).items():
         if kind.rows is not None:
-            parts.append(f"### `[[{name}]]`\n\n{summary(kind.rows)}")
-            parts.append(_rows(list(keys(kind.rows)), variables=False))
+            also = f" A row may be its `{kind.short}` alone." if kind.short is not None else ""
+            parts.append(f"### `[[{name}]]`\n\n{summary(kind.rows)}{also}")
+            parts.append(_rows(list(keys(kind.rows)), variables=False, dotted=True))
     return "\n\n".join(parts)
 
 
-def _rows(group: list[SettingKey], variables: bool) -> str:
+def _rows(group: list[SettingKey], variables: bool, *, dotted: bool = False) -> str:
     heads = ["key", "type", "default", "meaning", *(["variable"] if variables else [])]
     rows = [heads, ["---"] * len(heads)]
     for key in group:
         cells = [
-            f"`{key.path[-1]}`",
+            f"`{key.dotted if dotted else key.path[-1]}`",
             type_words(key.kind),
             _default_words(key),
             meanings(key.owner).get(key.path[-1], ""),

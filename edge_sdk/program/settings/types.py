@@ -84,6 +84,13 @@ class Example:
     value: Any
 
 
+@dataclass(frozen=True, slots=True)
+class Short:
+    """Lets a row of an array of tables be given as the value of this one key."""
+
+    key: str
+
+
 class Flat:
     """Puts the keys of a dataclass beside those of the one that has it as a field."""
 
@@ -131,6 +138,12 @@ class FieldType(NamedTuple):
         """The class of a table; None: it is none."""
         is_table = is_dataclass(self.plain) and self.mark(Spelling) is None
         return self.plain if is_table else None
+
+    @property
+    def short(self) -> str | None:
+        """The key that a row of an array of tables may be given as; None: there is none."""
+        mark = kind_of(get_args(self.plain)[0]).mark(Short)
+        return None if mark is None else mark.key
 
     @property
     def rows(self) -> type[Any] | None:

@@ -135,9 +135,10 @@ class Stage:
 class Coordinator:
     """The other side: says what it is told to, answers offers and wants, and remembers."""
 
-    def __init__(self, stage: Place, seed: int = 5) -> None:
+    def __init__(self, stage: Place, seed: int = 5, task: str = TASK, device: str = DEVICE) -> None:
         self.stage = stage
-        self.topics = Topics(TASK)
+        self.task, self.device = task, device
+        self.topics = Topics(task)
         self.heard: list[ControlMessage] = []
         self.movements: list[tuple[Offer, Movement]] = []
         self.chunks: dict[bytes, bytes] = {}
@@ -151,7 +152,8 @@ class Coordinator:
         self.theta = random.normal(size=self.plan.parameters).astype(np.float32)
         self.run = secrets.token_hex(8)
         self._uploads = Uploads()
-        self._link = stage.open_peer(name="coordinator", deliver=self._deliver)
+        name = "coordinator" if task == TASK else f"coordinator-{task}"
+        self._link = stage.open_peer(name=name, deliver=self._deliver)
         self._link.subscribe(self.topics.up_controls)
         self._link.subscribe(self.topics.up_chunks, bulk=True)
         self._link.subscribe(self.topics.presences)
@@ -172,7 +174,7 @@ class Coordinator:
 
     def notice(self) -> TaskNotice:
         return TaskNotice(
-            task=TASK,
+            task=self.task,
             run=self.run,
             plan=self._publish(self.plan.encoded),
             manifest=self._publish(self.manifest.encoded),
@@ -209,16 +211,19 @@ class Coordinator:
         self._say(self.topics.round, self.opening(round, **more), retain=True)
 
     def assign(self, round: int, groups: tuple[int, ...] = (0, 2)) -> None:
-        self.tell(Assignment(device=DEVICE, round=round, groups={"hidden": groups}, run=self.run))
+        self.tell(
+            Assignment(device=self.device, round=round, groups={"hidden": groups}, run=self.run)
+        )
 
-    def receipt(self, round: int, outcome: Outcome = Outcome.COUNTED) -> None:
-        self.tell(Receipt(device=DEVICE, round=round, outcome=outcome, run=self.run))
+    def receipt(self, round: int, outcome: Outcome = Outcome.COUNTED, reason: str = "") -> None:
+        run, device = self.run, self.device
+        self.tell(Receipt(device=device, round=round, outcome=outcome, reason=reason, run=run))
 
     def finish(self, round: int) -> None:
         self._say(self.topics.round, RoundClosed(round=round, run=self.run), retain=True)
 
     def tell(self, message: ControlMessage) -> None:
-        self._say(self.topics.down_control(DEVICE), message)
+        self._say(self.topics.down_control(self.device), message)
 
     def clear_chunk(self, hash: bytes) -> None:
         """Take a chunk from its topic."""
@@ -259,7 +264,7 @@ class Coordinator:
         topic = parse_topic(event.topic)
         if topic.kind is TopicKind.UP_CHUNK:
             self.uploaded_chunks += 1
-            progress = self._uploads.received(DEVICE, event.payload, 0.0)
+            progress = self._uploads.received(self.device, event.payload, 0.0)
             if progress.credit is not None:
                 self.tell(progress.credit)
             if progress.upload is not None:
@@ -272,7 +277,7 @@ class Coordinator:
             case Offer() if self.refuses:
                 self.tell(
                     Credit(
-                        device=DEVICE,
+                        device=self.device,
                         upload=message.upload,
                         missing=(),
                         window=0,
@@ -281,11 +286,11 @@ class Coordinator:
                     )
                 )
             case Offer() if self.answers_offers:
-                self.tell(self._uploads.offered(DEVICE, message, 0.0))
+                self.tell(self._uploads.offered(self.device, message, 0.0))
             case Want():
                 for hash in message.chunks:
                     if hash in self.chunks:
-                        where = self.topics.down_chunk(DEVICE, hash)
+                        where = self.topics.down_chunk(self.device, hash)
                         self._link.publish(where, self.chunks[hash], bulk=True)
 
 
