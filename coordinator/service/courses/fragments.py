@@ -281,13 +281,14 @@ class FragmentsCourse:
         """Raise `ConfigError` unless the run could go on with these settings changed."""
         with_settings(self._base, settings)
 
-    def change(self, settings: Settings, now: float) -> list[Said]:  # noqa: ARG002  as of rounds
+    def change(self, settings: Settings, now: float) -> list[Said]:
         """Change settings for devices that are asked from now on; no others differ from run.toml.
 
         The run's end, and what ends it, is by the new settings at once.
         """
         self._config, self._wanted = with_settings(self._base, settings), dict(settings)
-        return []
+        # By the new settings, enough devices may be there.
+        return self.handle(events.RoundsHeld(self._state.held), now)
 
     def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
         """Quarantine a device, or release it."""

@@ -360,7 +360,8 @@ class RoundsCourse:
         """Change settings from the next round on: these, and no others, differ from run.toml."""
         with_settings(self._base, settings)
         self._wanted = dict(settings)
-        return self._keep_up(now)
+        # Also if it may open as before: by the new settings, enough devices may be there.
+        return self._keep_up(now) or self.handle(events.RoundsHeld(self._state.held), now)
 
     def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
         """Quarantine a device, or release it; after the commit, if a closed round waits for it."""

@@ -254,6 +254,33 @@ def test_setting_while_no_round_is_open_holds_for_the_next(worlds: Worlds) -> No
     assert rates(world)[1] == 0.5
 
 
+@pytest.mark.parametrize("machine", [rounds_config, fragments_config])
+def test_waiting_run_begins_once_a_change_makes_its_devices_enough(
+    worlds: Worlds, machine: Callable[..., Any]
+) -> None:
+    world = worlds.make(machine(min_devices=3))
+    for name in ("a", "b"):
+        world.add(name, sends=False)
+    world.settle()
+    assert not world.devices[0].opened
+    world.service.helm.change("min_devices", 2, ANNA)
+    world.settle()
+    assert world.devices[0].opened
+
+
+def test_paused_run_does_not_begin_by_a_change(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(min_devices=2))
+    world.service.helm.pause(ANNA)
+    world.add("a", sends=False)
+    world.settle()
+    world.service.helm.change("min_devices", 1, ANNA)
+    world.settle()
+    assert not world.devices[0].opened
+    world.service.helm.resume(ANNA)
+    world.settle()
+    assert world.devices[0].opened
+
+
 @pytest.mark.parametrize("sent", [(), ("a",)])
 def test_crash_after_a_change_resumes_the_round_by_its_own_terms(
     worlds: Worlds, sent: tuple[str, ...]
