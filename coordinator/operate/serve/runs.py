@@ -15,6 +15,9 @@ from coordinator.operate.http.viewed import RunView
 from edge_sdk.program.control import ControlCommand
 from edge_sdk.program.settings.reader import nearest
 
+WITHOUT_LOOP = frozenset({"audit", "status", "devices", "device", "rounds", "blocks", "strip"})
+"""Commands that only look, and answer also when no loop runs."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServedRun:
@@ -65,7 +68,8 @@ class ServedRuns:
         """Note that a run is served no more: it can still be looked at, but not changed."""
         with self._lock:
             if (run := self._runs.get(task)) is not None:
-                self._runs[task] = replace(run, commands={}, silent_s=lambda: 0.0)
+                kept = {name: each for name, each in run.commands.items() if name in WITHOUT_LOOP}
+                self._runs[task] = replace(run, commands=kept, silent_s=lambda: 0.0)
 
     def remove(self, task: str) -> None:
         """Forget a run that is served no more; does nothing if there is none."""

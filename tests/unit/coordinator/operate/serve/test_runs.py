@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
@@ -42,6 +43,17 @@ def test_task_has_one_run() -> None:
     runs.remove("digits")
     runs.remove("digits")
     runs.add(made("digits"))
+
+
+def test_retired_run_can_be_looked_at_but_not_changed() -> None:
+    runs = ServedRuns()
+    commands = {"audit": lambda since=0: [since], "pause": lambda by: by, "page.session": list}
+    runs.add(replace(made("digits"), commands=commands, silent_s=lambda: 99.0))
+    runs.retire("digits")
+    run = runs.get("digits")
+    assert set(run.commands) == {"audit"}
+    assert run.commands["audit"](since=3) == [3]
+    assert run.silent_s() == 0.0
 
 
 def test_runs_change_while_others_read() -> None:
