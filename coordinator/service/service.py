@@ -225,7 +225,6 @@ class Service:
         self._machine = replace(config.machine, masks=masks)
         self._clock, self._wall = clock, wall
         self._overview = overview_for(run, self._machine) if overview is None else overview
-        self._clock = clock
         self._watchdog = Watchdog() if watchdog is None else watchdog
         most = config.max_devices
         # Twice what a device may have in flight, because a link may deliver messages twice.
@@ -590,11 +589,12 @@ class Service:
         self._overview.line(entry)
 
     def _trusted(self) -> set[str]:
-        """Devices that are present and not quarantined; none before the course begins."""
+        """Devices that are present and may take part; none before the course begins."""
         course = getattr(self, "_course", None)
         if course is None:
             return set()
-        return self._present - quarantined(course.state.fleet.standings).keys()
+        shut_out = quarantined(course.state.fleet.standings).keys() | self._door.barred.keys()
+        return self._present - shut_out
 
     def forget(self, device: str, by: str) -> Forgotten:
         """Let go of all that is kept of a device. Raises `ConfigError` while a round closes."""

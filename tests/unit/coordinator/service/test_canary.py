@@ -11,6 +11,7 @@ from coordinator.aggregate.rules.fed_raa import FedAsync
 from coordinator.masks import make_masks
 from coordinator.run.folder import DELIVERY, Run, RunError, checkpoint_rounds, read_result
 from coordinator.run.history import news_of
+from coordinator.service.admission.demands import Demands
 from coordinator.service.outgoing.canary import (
     CanarySettings,
     CanaryState,
@@ -22,6 +23,7 @@ from coordinator.service.outgoing.canary import (
     verdict,
     vote,
 )
+from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice, canary_draw
 from edge_sdk.protocol.messages.transfer import MAX_LOSS, Evaluation
 from tests.unit.coordinator.service.service_world import (
@@ -404,3 +406,24 @@ def test_asynchronous_run_tries_its_models_too(worlds: Worlds) -> None:
 
 def test_trial_is_plain_data() -> None:
     assert CanaryTrial(round=1, share=1.0, members=1, since=0.0).votes == {}
+
+
+def test_devices_that_may_not_take_part_are_no_members_of_a_trial(worlds: Worlds) -> None:
+    """Nothing that they say counts, so a trial that waited for them could not succeed."""
+    world = worlds.make(
+        rounds_config(rounds=9, min_devices=1),
+        evaluate=lambda _, levels: scored(levels, 0.5, 0.1),
+        canary=CanarySettings(share=1.0, min_devices=1),
+        demands=Demands(labels={"site": "berlin"}),
+    )
+    for name in NAMES:
+        world.add(name, sends=False)
+    world.settle()
+    for device in world.devices[:1]:
+        device.tell(Condition(device=device.name, labels={"site": "berlin"}))
+    world.settle()
+    commit(world)
+    assert announced(world, "canary") is not None
+    world.devices[0].tell(answer("one", 1, 0.8, None))
+    world.settle()
+    assert told(world)[:2] == ["started", "promoted"]
