@@ -15,11 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from coordinator.errors import ConfigError
-from coordinator.operate.serve.start import StartFacts, read_start
+from coordinator.operate.serve.start import read_start
 from coordinator.rounds.report import accuracy_of
 from coordinator.run.folder import ABOUT, About, is_run, read_about, read_history
 from coordinator.run.history import news_of
 from coordinator.run.steering.audit import order_words
+from coordinator.run.steering.orders import Steered, read_steered
+from coordinator.run.steering.settings import length_of
+from coordinator.service.overview.facts import kept_facts
 from edge_sdk.program.control import is_served
 
 CostName = Literal["rounds", "hours", "joules", "bytes"]
@@ -72,6 +75,7 @@ class RunRecord:
     """Other news: the round before, and words."""
     costs: Sequence[RoundCost]
     settings: Mapping[str, Any]
+    """As they are now, with what operators changed."""
     versions: Mapping[str, str]
     changed: float
     """Unix seconds of the newest change."""
@@ -159,11 +163,11 @@ def read_record(folder: Path) -> RunRecord:
             news.append((lines[-1]["round"] if lines else 0, words))
         if (back := line.get("rolled_back")) is not None:
             lines = [each for each in lines if each["round"] <= back["to"]]
-    start = read_start(folder)
+    start, steered = read_start(folder), read_steered(folder)
     return RunRecord(
         folder=folder,
         about=about,
-        state=_state(folder, start, lines),
+        state=_state(folder, steered, lines),
         lines=lines,
         news=news,
         costs=_costs(lines),
@@ -171,17 +175,28 @@ def read_record(folder: Path) -> RunRecord:
             "task.source": about.source,
             "run.batch_size": about.batch_size,
             **start.settings,
+            **_changed(steered, start.settings),
         },
         versions=start.versions,
         changed=lines[-1].get("time", 0.0) if lines else (folder / ABOUT).stat().st_mtime,
     )
 
 
-def _state(folder: Path, start: StartFacts, lines: Sequence[Mapping[str, Any]]) -> str:
+def _state(folder: Path, steered: Steered, lines: Sequence[Mapping[str, Any]]) -> str:
     if is_served(folder):
         return "served"
-    ended = lines and start.finished is not None and lines[-1]["round"] == start.finished
-    return "finished" if ended else "stopped"
+    kept = kept_facts(folder)
+    ended, length = kept.get("finished"), steered.settings.get(length_of(steered.file))
+    longer = length is not None and length > (kept.get("rounds") or length)
+    return "finished" if lines and ended == lines[-1]["round"] and not longer else "stopped"
+
+
+def _changed(steered: Steered, known: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the settings that operators changed, by the paths of their keys."""
+    return {
+        next((key for key in (f"run.{name}", f"round.{name}") if key in known), name): value
+        for name, value in steered.settings.items()
+    }
 
 
 def joules_of(line: Mapping[str, Any]) -> float | None:

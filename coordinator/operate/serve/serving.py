@@ -422,7 +422,6 @@ def serve(
         try:
             service.serve(stop)
             if service.finished:
-                note_start(run.folder, config, finished=run.rounds()[-1])
                 if notices is not None:
                     notices.finished()
                 return ServeEnd.COMPLETE

@@ -1,6 +1,6 @@
-"""Facts of a run's last start, kept in its folder: settings, versions, and how it ended.
+"""Facts of a run's last start, kept in its folder: settings and versions.
 
-    <run>/start.json    {"time", "settings": {"run.rounds": 50, …}, "versions", "finished"}
+    <run>/start.json    {"time", "settings": {"run.rounds": 50, …}, "versions"}
 
 Only settings that say how a run trains are kept, so that nothing secret is among them. A run does
 not need the file: without it, less is known of the run.
@@ -33,12 +33,10 @@ class StartFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     """By the path of their keys, such as `run.rounds`."""
     versions: Mapping[str, str] = field(default_factory=dict)
-    finished: int | None = None
-    """The round with which the run was complete; None: it was not."""
 
 
-def note_start(folder: Path, config: Any, *, finished: int | None = None) -> None:
-    """Keep the settings and versions of a start, and later the round that completed the run."""
+def note_start(folder: Path, config: Any) -> None:
+    """Keep the settings and versions of a start."""
     import numpy as np
 
     found = {}
@@ -58,7 +56,6 @@ def note_start(folder: Path, config: Any, *, finished: int | None = None) -> Non
         "time": round(time.time(), 3),
         "settings": found,
         "versions": versions,
-        "finished": finished,
     }
     write_json(folder / START, content)
 
@@ -71,7 +68,6 @@ def read_start(folder: Path) -> StartFacts:
             time=float(content["time"]),
             settings=dict(content["settings"]),
             versions=dict(content["versions"]),
-            finished=content["finished"],
         )
     except (OSError, ValueError, KeyError, TypeError):
         return StartFacts()

@@ -42,8 +42,8 @@ class RunFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     served: bool = True
     """False: the overview is made of the folder of a run that nobody serves."""
-    finished: bool = False
-    """True if the run is complete."""
+    finished: int | None = None
+    """The round with which the run was complete; None: it was not."""
 
 
 def facts_of(run: Run, machine: RoundsConfig | FragmentsConfig) -> RunFacts:
@@ -111,7 +111,7 @@ def kept_facts(folder: Path) -> Mapping[str, Any]:
             "asynchronous": bool(found["asynchronous"]),
             "rounds": None if found["rounds"] is None else int(found["rounds"]),
             "settings": dict(found["settings"]),
-            "finished": bool(found["finished"]),
+            "finished": None if found["finished"] is None else int(found["finished"]),
         }
     except (OSError, ValueError, KeyError, TypeError):
         return {}

@@ -116,12 +116,15 @@ class Overview(Onlooker):
         self._due: float | None = None
         self._started = clock() if facts.served else None
         self._begun = self._linked = self._stopped = False
-        self._finished = facts.finished and not facts.served
+        self._finished = False
         self._pause: OverviewRow | None = None
         self._stopping: str | None = None
         with self._lock:
             for entry in history:
                 self._fold(entry)
+            # A rollback since then undid the round with which it was complete.
+            whole = facts.finished is not None and facts.finished == self._newest
+            self._finished = whole and not facts.served
 
     # -- for readers ------------------------------------------------------------------------
 
@@ -437,12 +440,15 @@ class Overview(Onlooker):
     def facts(self) -> RunFacts:
         """Facts about the run, with `finished` as it is now."""
         with self._lock:
-            return replace(self._facts, finished=self._finished)
+            return replace(self._facts, finished=self._newest if self._finished else None)
 
     def settings(self, settings: Mapping[str, Any], rounds: int | None = None) -> None:
         """Note other settings of the run, and its new length if that changed."""
         with self._lock:
-            length = self._facts.rounds if rounds is None else rounds
+            was = self._facts.rounds
+            length = was if rounds is None else rounds
+            if was is not None and length is not None and length > was:
+                self._finished = False
             self._facts = replace(self._facts, settings=dict(settings), rounds=length)
             self._change()
 

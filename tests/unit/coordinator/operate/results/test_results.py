@@ -14,7 +14,10 @@ from coordinator.checksums import open_json, seal_json
 from coordinator.cli import main
 from coordinator.operate.results.comparison import amount, at_equal_cost
 from coordinator.operate.results.record import read_record
-from coordinator.run.folder import HISTORY, Run
+from coordinator.run.folder import HISTORY, START, Run, write_json
+from coordinator.run.steering import stopped
+from coordinator.service.overview.facts import keep_facts
+from coordinator.service.overview.folder import overview_of
 from tests.unit.coordinator.service.service_world import Worlds, rounds_config
 from tests.unit.coordinator.service.test_service import scored
 
@@ -49,6 +52,55 @@ def with_energy(joules: float) -> Any:
         return {**line, "seconds": 10.0, "devices": devices}
 
     return change
+
+
+def test_run_that_an_operator_changed_is_told_as_it_is_now(worlds: Worlds) -> None:
+    folder = made(worlds, "run", 0.2, 0.6)
+    write_json(
+        folder / START, {"time": 1.0, "settings": {"run.learning_rate": 0.1}, "versions": {}}
+    )
+    stopped.change(folder, "learning_rate", "0.05", "anna")
+    record = read_record(folder)
+    assert record.settings["run.learning_rate"] == 0.05
+    assert record.news == [(2, "learning_rate 0.1 → 0.05 (anna)")]
+
+
+def states(folder: Path) -> tuple[str, str]:
+    """As `runs` and `status` tell them."""
+    return read_record(folder).state, overview_of(folder).status()["state"]
+
+
+def test_complete_run_that_is_made_longer_is_complete_no_more(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
+    world.add("one"), world.add("two")
+    world.settle()
+    world.stop()
+    keep_facts(world.folder, world.service.overview.facts)
+    assert states(world.folder) == ("finished", "finished")
+    stopped.change(world.folder, "learning_rate", "0.05", "anna")
+    assert states(world.folder) == ("finished", "finished")
+    stopped.lengthen(world.folder, 3, "anna")
+    assert states(world.folder) == ("stopped", "stopped")
+
+
+def test_complete_run_that_is_rolled_back_is_complete_no_more(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
+    world.add("one"), world.add("two")
+    world.settle()
+    world.stop()
+    keep_facts(world.folder, world.service.overview.facts)
+    assert main(["rollback", str(world.folder), "--to-round", "1", "--yes"]) == 0
+    assert states(world.folder) == ("stopped", "stopped")
+
+
+def test_run_that_is_made_longer_as_it_ends_is_complete_no_more(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(rounds=2))
+    world.add("one"), world.add("two")
+    world.settle()
+    assert "start serve again" in world.service.helm.lengthen(3, "anna")["note"]
+    world.stop()
+    keep_facts(world.folder, world.service.overview.facts)
+    assert states(world.folder) == ("stopped", "stopped")
 
 
 def test_runs_are_found_and_told(
