@@ -79,8 +79,10 @@ class Strip:
 
     def read(self, first: int, behind: int) -> str:
         """Return the marks from a place to another, which lie within `HELD` of the end."""
-        marks = bytearray()
-        for place in range(first, behind):
-            known = self._last - HELD < place <= self._last
-            marks.append(self._ring[place % HELD] if known else ord(ABSENT))
-        return marks.decode()
+        since, upto = max(first, self._last - HELD + 1), min(behind, self._last + 1)
+        if since >= upto:
+            return ABSENT * (behind - first)
+        start, end = since % HELD, (upto - 1) % HELD + 1
+        ring = self._ring
+        known = ring[start:end] if start < end else ring[start:] + ring[:end]
+        return ABSENT * (since - first) + known.decode() + ABSENT * (behind - upto)
