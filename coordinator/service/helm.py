@@ -107,8 +107,8 @@ class Helm:
         return self._hold(lambda: self._steering.resume(by), f"resumed by {by}")
 
     def stop(self, when: str, by: str) -> Answer:
-        """Let the process end, after the open round or now."""
-        self._check_open()
+        """Let the process end, after the open round or now; one whose run is complete may go on
+        for a while, for devices that try its last model."""
         words = f"{by} asked for a stop ({'at once' if when == 'now' else 'after this round'})"
         return self._hold(lambda: self._steering.stop(when, by), words)
 

@@ -436,7 +436,7 @@ class Service:
             return
         until = self._clock() + LINGER_S
         while (self._present or over) and not stop.is_set() and self._clock() < until:
-            if self._undecided and self._present:
+            if self._undecided and self._present and self._helm.stopping is None:
                 until = self._clock() + LINGER_S  # they are still answering
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
             if over and self._away_since is not None:

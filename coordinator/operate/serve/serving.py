@@ -65,6 +65,7 @@ from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.folder import overview_for
+from coordinator.service.overview.overview import Overview
 from coordinator.service.service import Service, ServiceConfig, can_survey
 from edge_sdk.program.command import explain_os_error
 from edge_sdk.program.control import ControlCommand, ControlSocket
@@ -373,6 +374,7 @@ def serve(
             say(line)
         requests: Requests[Service] = Requests()
         overview = overview_for(run, changed)
+        stack.callback(overview.stopped)  # also if it never begins
         keep_facts(run.folder, overview.facts)
         notices = None
         if config.notify.url is not None:
@@ -381,7 +383,7 @@ def serve(
                 task=run.about.task,
                 run=run.about.run,
                 history=read_history(run.folder),
-                is_quiet=lambda: overview.status()["paused"] is not None,
+                is_quiet=lambda: is_quiet(overview),
             )
             watches.append(stack.enter_context(notices).watch)
         commands = {
@@ -429,6 +431,12 @@ def serve(
         finally:
             service.close()
             keep_facts(run.folder, overview.facts)
+
+
+def is_quiet(overview: Overview) -> bool:
+    """True if no round comes because none is to: the run is paused, or complete."""
+    status = overview.status()
+    return status["paused"] is not None or status["state"] == "finished"
 
 
 def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundReport) -> None:

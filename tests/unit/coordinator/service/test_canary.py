@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from itertools import count
 from typing import Any
 
 import pytest
 
 from coordinator.aggregate.rules.fed_raa import FedAsync
 from coordinator.masks import make_masks
+from coordinator.operate.serve.serving import is_quiet
 from coordinator.run.folder import DELIVERY, Run, RunError, checkpoint_rounds, read_result
 from coordinator.run.history import news_of
+from coordinator.run.steering.orders import read_steered
 from coordinator.service.admission.demands import Demands
 from coordinator.service.outgoing.canary import (
     CanarySettings,
@@ -406,6 +410,33 @@ def test_asynchronous_run_tries_its_models_too(worlds: Worlds) -> None:
 
 def test_trial_is_plain_data() -> None:
     assert CanaryTrial(round=1, share=1.0, members=1, since=0.0).votes == {}
+
+
+@pytest.mark.parametrize("when", ["round", "now"])
+def test_complete_run_whose_last_model_is_tried_can_be_stopped(worlds: Worlds, when: str) -> None:
+    """Else it lasts until the devices have decided."""
+    world = world_of(worlds, rounds=1)
+    overview, stop = world.service.overview, threading.Event()
+    assert not is_quiet(overview)
+    commit(world)
+    assert world.service.finished
+    assert told(world) == ["started"]
+    assert is_quiet(overview)  # no round is missing
+    step, steps = world.service._step, count()
+
+    def work(_wait_s: float) -> None:
+        number = next(steps)
+        if number == 20:
+            assert world.service.helm.stop(when, "anna")["changed"]
+        assert number < 40, "it does not stop"
+        world.clock.now += 1.0
+        step(0.0)
+
+    world.service._step = work  # type: ignore[method-assign]
+    world.service.serve(stop)
+    assert next(steps) > 20
+    world.stop()
+    assert read_steered(world.folder).stopping is None
 
 
 def test_devices_that_may_not_take_part_are_no_members_of_a_trial(worlds: Worlds) -> None:

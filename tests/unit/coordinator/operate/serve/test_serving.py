@@ -1,0 +1,60 @@
+"""A run that is served beside others, and its failures."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from coordinator.operate.config import ServeConfig, read_config
+from coordinator.operate.serve import serving
+from coordinator.operate.serve.runs import ServedRuns
+from coordinator.operate.serve.supervising import SharedSite
+from coordinator.run.folder import Run
+from edge_sdk.transport.settings import BrokerSettings, LinkError
+from tests.unit.coordinator.service.service_world import TASK, Worlds, rounds_config
+
+
+def config_of(run: Path, more: str = "") -> ServeConfig:
+    path = run.parent / "run.toml"
+    path.write_text(
+        f'[task]\nname = "{TASK}"\nsource = "t.py:f"\n[run]\nfolder = "{run.name}"\n'
+        f'batch_size = 4\n{more}[broker]\nhost = "localhost"\nprobe = false\n'
+    )
+    return read_config(path)
+
+
+@pytest.fixture
+def folder(worlds: Worlds) -> Path:
+    world = worlds.make(rounds_config())
+    world.stop()
+    return world.folder
+
+
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No other coordinator has the task."""
+
+    def take_charge(run: Run, *_: Any, **__: Any) -> Any:
+        return run.take_epoch("0123456789abcdef")
+
+    monkeypatch.setattr(serving, "take_charge", take_charge)
+
+
+@pytest.mark.usefixtures("alone")
+def test_run_that_fails_before_it_begins_is_shown_as_stopped(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs, config = ServedRuns(), config_of(folder)
+
+    def service(*_: Any, **__: Any) -> Any:
+        assert runs.get(TASK).overview.status()["state"] == "starting"
+        raise LinkError("nobody there")
+
+    monkeypatch.setattr(serving, "Service", service)
+    site = SharedSite(runs, broker=BrokerSettings(host="localhost"))
+    with pytest.raises(LinkError):
+        serving.serve(config, threading.Event(), lambda _: None, site=site)
+    assert runs.get(TASK).overview.status()["state"] == "stopped"
