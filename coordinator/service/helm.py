@@ -18,7 +18,7 @@ from coordinator.rounds.reputation import quarantined
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.run.errors import RunError
 from coordinator.run.steering.orders import GivenBy, OrderedStanding, Steering, StopOrder
-from coordinator.run.steering.settings import Settings, length_of
+from coordinator.run.steering.settings import Settings, check_fits, length_of
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import PAUSED, Said, Wait
 from coordinator.service.courses.rounds import RoundsCourse
@@ -134,7 +134,7 @@ class Helm:
         """Change a setting from the next round on."""
         steering, was = self._steering, self._steering.steered.value(name)
         settings = steering.preview(name, value)
-        self._check(name, settings)
+        self._check(settings)
         changed = self._ordered(lambda: steering.change(name, value, by))
         self._take_up()
         if changed:
@@ -195,20 +195,10 @@ class Helm:
         if self._course.finished:
             raise ConfigError("the run has ended; to go on: tessera-coordinator rounds RUN +20")
 
-    def _check(self, name: str, settings: Settings) -> None:
+    def _check(self, settings: Settings) -> None:
         """Raise `ConfigError` unless the run can go on with these settings changed."""
-        value = settings.get(name, self._steering.steered.file.get(name))
-        if name in ("target_accuracy", "patience") and value is not None and not self._measured:
-            raise ConfigError(
-                f"{name} needs the accuracy, which is not measured: give test data in "
-                "task.evaluation, and start serve again"
-            )
-        if name == "min_devices" and isinstance(value, int) and value > self._max_devices:
-            raise ConfigError(
-                f"min_devices = {value}: no round would ever begin, because max_devices is "
-                f"{self._max_devices}"
-            )
-        self._course.check(settings)
+        machine = self._course.check(settings)
+        check_fits(machine, measured=self._measured, max_devices=self._max_devices)
 
     def _hold(self, order: Callable[[], bool], words: str) -> Answer:
         changed = self._ordered(order)

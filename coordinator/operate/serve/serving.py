@@ -60,7 +60,7 @@ from coordinator.run.folder import (
     read_history,
 )
 from coordinator.run.steering.orders import Steering
-from coordinator.run.steering.settings import values_of, with_settings
+from coordinator.run.steering.settings import check_fits, values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
 from coordinator.service.overview.facts import keep_facts
@@ -348,7 +348,7 @@ def serve(
         machine = config.machine(run.plan)
         steering = Steering(run)
         steering.begin(values_of(machine))
-        changed = changed_machine(machine, run, steering)
+        changed = changed_machine(machine, config, run, steering)
         check_local_rule(machine.local_rule, run.task.manifest)
         _check_levels(machine, run)
         levels, batch = machine.levels, machine.batch_size
@@ -445,14 +445,19 @@ def _show_all(watches: Sequence[Callable[[RoundReport], object]], report: RoundR
 
 
 def changed_machine(
-    machine: RoundsConfig | FragmentsConfig, run: Run, steering: Steering
+    machine: RoundsConfig | FragmentsConfig, config: ServeConfig, run: Run, steering: Steering
 ) -> RoundsConfig | FragmentsConfig:
     """Return the settings with what operators changed. Raises `ConfigError`, with the way back."""
     settings = steering.steered.settings
     try:
+        changed: RoundsConfig | FragmentsConfig
         if isinstance(machine, RoundsConfig):
-            return with_settings(machine, settings)
-        return with_settings(machine, settings)
+            changed = with_settings(machine, settings)
+        else:
+            changed = with_settings(machine, settings)
+        measured, most = config.task.evaluation is not None, config.round.max_devices
+        check_fits(changed, measured=measured, max_devices=most)
+        return changed
     except ConfigError as error:
         ways = "; or ".join(
             back_command(run.folder, name, steering.steered.file.get(name))

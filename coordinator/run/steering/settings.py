@@ -102,6 +102,24 @@ def with_settings(machine: AnyRunConfig, changed: Settings) -> AnyRunConfig:
     return replace(machine, local_rule=rule, **others)  # type: ignore[arg-type]
 
 
+def check_fits(machine: RunConfig, *, measured: bool, max_devices: int) -> None:
+    """Raise `ConfigError` unless a run can go on by its settings.
+
+    `measured` is True if the coordinator measures the accuracy.
+    """
+    for name in ("target_accuracy", "patience"):
+        if getattr(machine, name) is not None and not measured:
+            raise ConfigError(
+                f"{name} needs the accuracy, which is not measured: give test data in "
+                "task.evaluation, and start serve again"
+            )
+    if machine.min_devices > max_devices:
+        raise ConfigError(
+            f"min_devices = {machine.min_devices}: no round would ever begin, because max_devices "
+            f"is {max_devices}"
+        )
+
+
 def check_name(name: str, names: Iterable[str]) -> None:
     """Raise `ConfigError`, with advice, unless a setting is one of those that can be changed."""
     names = list(names)

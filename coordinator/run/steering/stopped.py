@@ -50,7 +50,7 @@ def lengthen(folder: Path, rounds: int, by: str) -> Answer:
 
 
 def change(folder: Path, name: str, value: object, by: str) -> Answer:
-    """SettingChange a setting. Whether it fits the others is known at the next start."""
+    """Change a setting. Whether it fits the others is known at the next start."""
     with steering_of(folder) as (_, steering):
         was = steering.steered.value(name)
         changed = steering.change(name, value, by)

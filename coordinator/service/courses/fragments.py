@@ -277,9 +277,9 @@ class FragmentsCourse:
         """Ask no device any more, or ask them again."""
         return [] if held == self._state.held else self.handle(events.RoundsHeld(held), now)
 
-    def check(self, settings: Settings) -> None:
-        """Raise `ConfigError` unless the run could go on with these settings changed."""
-        with_settings(self._base, settings)
+    def check(self, settings: Settings) -> FragmentsConfig:
+        """Return the run's settings with these changed. Raises `ConfigError` if they do not fit."""
+        return with_settings(self._base, settings)
 
     def change(self, settings: Settings, now: float) -> list[Said]:
         """Change settings for devices that are asked from now on; no others differ from run.toml.

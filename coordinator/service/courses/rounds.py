@@ -352,9 +352,9 @@ class RoundsCourse:
         self._paused = held
         return self._keep_up(now)
 
-    def check(self, settings: Settings) -> None:
-        """Raise `ConfigError` unless the run could go on with these settings changed."""
-        with_settings(self._base, settings)
+    def check(self, settings: Settings) -> RoundsConfig:
+        """Return the run's settings with these changed. Raises `ConfigError` if they do not fit."""
+        return with_settings(self._base, settings)
 
     def change(self, settings: Settings, now: float) -> list[Said]:
         """Change settings from the next round on: these, and no others, differ from run.toml."""

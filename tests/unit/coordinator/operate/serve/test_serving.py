@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from coordinator.errors import ConfigError
 from coordinator.operate.config import ServeConfig, read_config
 from coordinator.operate.serve import serving
 from coordinator.operate.serve.runs import ServedRuns
 from coordinator.operate.serve.supervising import SharedSite
 from coordinator.run.folder import Run
+from coordinator.run.steering import stopped
 from edge_sdk.transport.settings import BrokerSettings, LinkError
 from tests.unit.coordinator.service.service_world import TASK, Worlds, rounds_config
 
@@ -58,3 +60,22 @@ def test_run_that_fails_before_it_begins_is_shown_as_stopped(
     with pytest.raises(LinkError):
         serving.serve(config, threading.Event(), lambda _: None, site=site)
     assert runs.get(TASK).overview.status()["state"] == "stopped"
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("min_devices", "9", "max_devices is 5"),
+        ("target_accuracy", "0.9", "needs the accuracy"),
+        ("over_selection", "1.5", "participants"),
+    ],
+)
+def test_change_of_a_stopped_run_that_does_not_fit_is_refused_at_its_start_with_the_way_back(
+    folder: Path, name: str, value: str, words: str
+) -> None:
+    stopped.change(folder, name, value, "anna")
+    config = config_of(folder, "[round]\nmax_devices = 5\nmin_devices = 2\n")
+    site = SharedSite(ServedRuns(), broker=BrokerSettings(host="localhost"))
+    with pytest.raises(ConfigError, match=f"{words}.*Go back with .*set .* {name} "):
+        serving.serve(config, threading.Event(), lambda _: None, site=site)
