@@ -22,6 +22,7 @@ from coordinator.run.steering.settings import Settings, check_fits, length_of
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import PAUSED, Said, Wait
 from coordinator.service.courses.rounds import RoundsCourse
+from coordinator.service.outgoing.fence import FencedError
 from coordinator.service.overview.facts import settings_of
 from coordinator.service.overview.overview import Overview
 from edge_sdk.program.settings.reader import nearest
@@ -55,8 +56,9 @@ class Helm:
         self._now, self._perform = now, perform
         self._devices = devices
         self._max_devices, self._measured = max_devices, measured
-        self.broken: OSError | None = None
-        """The disk's failure in an order: nothing more is certain, so the process must end."""
+        self.broken: Exception | None = None
+        """The failure of an order, which is on disk or may be: nothing more is certain, so the
+        process must end, and the next one carries the order out."""
         self._overview = overview
         self._show()
 
@@ -206,13 +208,13 @@ class Helm:
             log.info("%s", words, extra={"facts": {"event": "steered"}})
             self._tell()
         held = self.paused is not None or self.stopping is not None
-        self._perform(self._course.hold(held, self._now()))
+        self._carry_out(lambda: self._course.hold(held, self._now()))
         waits = self.waits_for
         return {"changed": changed, **self.state, "waits_for": waits and waits.words}
 
     def _judge(self, judgement: OrderedStanding) -> None:
         self._tell()
-        self._perform(self._course.judge(judgement, self._now()))
+        self._carry_out(lambda: self._course.judge(judgement, self._now()))
         course = self._course
         self._overview.model(course.state.fleet, course.round, entries=course.entries)
 
@@ -235,7 +237,16 @@ class Helm:
         self._overview.settings(settings_of(wanted), length)
 
     def _take_up(self) -> None:
-        self._perform(self._course.change(self._steering.steered.settings, self._now()))
+        settings = self._steering.steered.settings
+        self._carry_out(lambda: self._course.change(settings, self._now()))
+
+    def _carry_out(self, order: Callable[[], list[Said]]) -> None:
+        """Let the course do what an order on disk says, and say what that makes it say."""
+        try:
+            self._perform(order())
+        except (RunError, FencedError, OSError) as error:
+            self.broken = error
+            raise
 
     def _ordered(self, order: Callable[[], Any]) -> Any:
         """Put an order on disk. If the disk fails, nobody knows what is there."""

@@ -18,6 +18,7 @@ from coordinator.operate.control.steering import change_report
 from coordinator.operate.upkeep.inspection import Inspection
 from coordinator.operate.upkeep.repair import find_steps
 from coordinator.rounds.synchronous import RoundPhase
+from coordinator.run.errors import RunError
 from coordinator.run.folder import Run
 from coordinator.run.steering import stopped
 from coordinator.run.steering.audit import AUDIT, read_audit
@@ -135,6 +136,30 @@ def test_orders_that_change_nothing_leave_no_trace(worlds: Worlds) -> None:
     assert again["paused"]["by"] == ANNA
     assert not helm.change("learning_rate", 0.1, ANNA)["changed"]
     assert audited(world) == [("pause", ANNA)]
+
+
+@pytest.mark.parametrize("error", [OSError(5, "no disk"), RunError("damaged")])
+def test_order_that_cannot_be_carried_out_ends_the_process_and_the_next_carries_it_out(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """Else the round would be open for this process alone: no device heard of it."""
+    world = worlds.make(rounds_config())
+    world.service.helm.pause(ANNA)
+    world.add("a", sends=False), world.add("b", sends=False)
+    world.settle()
+
+    def fail(_round: int) -> None:
+        raise error
+
+    monkeypatch.setattr(world.service._parts.store, "note_opened", fail)
+    with pytest.raises(type(error)):
+        world.service.helm.resume(ANNA)
+    with pytest.raises(RunError):
+        world.service.pump()
+    world.restart()
+    assert world.service.helm.paused is None
+    assert phase(world) is RoundPhase.TRAINING
+    assert set(world.devices[0].opened) == {1}
 
 
 # -- stop ----------------------------------------------------------------------------------------
