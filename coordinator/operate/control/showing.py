@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import shutil
 import sys
 import time
@@ -23,11 +24,10 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 """Seconds between two looks."""
-MAX_DEPTH = 3
-"""Folders below the one that is named in which `--all` finds runs."""
+MAX_DEPTH, NEAR_DEPTH = 6, 3
+"""Folders below one that is searched for runs, and below the current one for the only run."""
 SHOWN_ROUNDS = 20
 NOBODY = "no device has joined yet, or none fits the filters"
-SKIPPED = frozenset({"checkpoints", "memory", "movements", "uploads", "chunks", "model"})
 
 _Ask = Callable[[], Any]
 _Draw = Callable[[Any], "RenderableType"]
@@ -120,8 +120,6 @@ def _status(arguments: argparse.Namespace) -> int:
     folder: Path | None = arguments.folder
     if arguments.all:
         top = folder or Path()
-        if not top.is_dir():
-            raise ConfigError(f"{top} is not a folder: name one in which runs are")
         return _present(
             arguments,
             lambda: list(_all_statuses(top)),
@@ -181,24 +179,28 @@ def _status_of(folder: Path) -> Any:
         return None
 
 
-def find_runs(top: Path) -> list[Path]:
-    """Return the folders of all runs in a folder, sorted."""
+def find_runs(top: Path, depth: int = MAX_DEPTH) -> Iterator[Path]:
+    """Find the runs in a folder and below it, sorted; links are not followed.
+
+    Raises `ConfigError` if there is no such folder.
+    """
+    if not top.is_dir():
+        raise ConfigError(f"{top} is not a folder: name one in which runs are")
     from coordinator.run.folder import is_run
 
-    def below(folder: Path, depth: int) -> Iterator[Path]:
-        if is_run(folder):
-            yield folder
-        elif depth:
-            for each in sorted(folder.iterdir()):
-                hidden = each.name.startswith(".") or each.name in SKIPPED
-                if each.is_dir() and not each.is_symlink() and not hidden:
-                    yield from below(each, depth - 1)
-
-    return list(below(top, MAX_DEPTH))
+    base = len(top.parts)
+    for place, names, _ in os.walk(top):
+        here = Path(place)
+        if is_run(here):
+            names.clear()  # a run holds no runs
+            yield here
+        elif len(here.parts) - base >= depth:
+            names.clear()
+        names[:] = sorted(name for name in names if not name.startswith("."))
 
 
 def _default_run() -> Path:
-    found = find_runs(Path())
+    found = list(find_runs(Path(), NEAR_DEPTH))
     if len(found) == 1:
         return found[0]
     if not found:

@@ -74,12 +74,14 @@ def add_commands(commands: Any) -> None:
 
 
 def _runs(arguments: argparse.Namespace) -> int:
+    from coordinator.operate.control.showing import find_runs
     from coordinator.operate.results.comparison import lines_of, percent, summary
-    from coordinator.operate.results.record import find_runs, read_record, size_of
+    from coordinator.operate.results.record import read_record, size_of
     from coordinator.run.errors import RunError
 
     found, bad = [], []
-    for folder in find_runs(arguments.folders or [Path()]):
+    tops = arguments.folders or [Path()]
+    for folder in (run for top in tops for run in find_runs(top)):
         try:
             record = read_record(folder)
         except RunError as error:

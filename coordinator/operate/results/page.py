@@ -14,7 +14,7 @@ from typing import Any
 
 from coordinator.operate.results.comparison import LABELS, amount, percent, summary
 from coordinator.operate.results.drawing import block_map, curve
-from coordinator.operate.results.record import COSTS, CostName, RunRecord, joules_of
+from coordinator.operate.results.record import COSTS, CostName, RunRecord
 from coordinator.rounds.report import accuracy_of
 from coordinator.run.errors import RunError
 from coordinator.run.folder import (
@@ -24,6 +24,7 @@ from coordinator.run.folder import (
     checkpoint_rounds,
     read_checkpoint,
 )
+from coordinator.service.overview.lines import joules_of
 from coordinator.task.saved_model import PLAN
 from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.plan.codec import decode_plan
@@ -227,7 +228,7 @@ def _rounds(record: RunRecord) -> str:
                 percent(accuracy_of(line)),
                 f"{trained} of {len(line['devices'])}",
                 f"{line['seconds']:.1f}",
-                amount(joules_of(line), "joules"),
+                amount(joules_of(line["devices"]), "joules"),
                 amount(up, "bytes"),
                 amount(down, "bytes"),
                 line.get("coverage_min", "–"),

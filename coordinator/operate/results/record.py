@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,12 +23,11 @@ from coordinator.run.steering.audit import order_words
 from coordinator.run.steering.orders import Steered, read_steered
 from coordinator.run.steering.settings import length_of
 from coordinator.service.overview.facts import kept_facts
+from coordinator.service.overview.lines import joules_of
 from edge_sdk.program.control import is_served
 
 CostName = Literal["rounds", "hours", "joules", "bytes"]
 COSTS: tuple[CostName, ...] = ("rounds", "hours", "joules", "bytes")
-MAX_DEPTH = 6
-"""Folders below one that is searched for runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -199,17 +198,11 @@ def _changed(steered: Steered, known: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def joules_of(line: Mapping[str, Any]) -> float | None:
-    """Return the joules that devices measured in a round; None: none did."""
-    known = [each["energy_j"] for each in line["devices"] if each.get("energy_j") is not None]
-    return float(sum(known)) if known else None
-
-
 def _costs(lines: Sequence[Mapping[str, Any]]) -> list[RoundCost]:
     found, seconds, joules, sent = [], 0.0, None, 0
     for line in lines:
         seconds += line["seconds"]
-        own = joules_of(line)
+        own = joules_of(line["devices"])
         joules = joules if own is None else (joules or 0.0) + own
         sent += sum(each["bytes_up"] + each["bytes_down"] for each in line["devices"])
         found.append(
@@ -222,22 +215,6 @@ def _costs(lines: Sequence[Mapping[str, Any]]) -> list[RoundCost]:
             )
         )
     return found
-
-
-def find_runs(folders: Sequence[Path]) -> Iterator[Path]:
-    """Find the runs in folders and below them, sorted; links are not followed."""
-    for folder in folders:
-        if not folder.is_dir():
-            raise ConfigError(f"{folder} is not a folder")
-        base = len(folder.parts)
-        for place, names, _ in os.walk(folder):
-            here = Path(place)
-            if is_run(here):
-                names.clear()  # a run holds no runs
-                yield here
-            elif len(here.parts) - base >= MAX_DEPTH:
-                names.clear()
-            names[:] = sorted(name for name in names if not name.startswith("."))
 
 
 def size_of(folder: Path) -> int:

@@ -424,7 +424,7 @@ def test_complete_run_whose_last_model_is_tried_can_be_stopped(worlds: Worlds, w
     assert is_quiet(overview)  # no round is missing
     step, steps = world.service._step, count()
 
-    def work(wait_s: float) -> None:  # noqa: ARG001
+    def work(wait_s: float) -> None:
         number = next(steps)
         if number == 20:
             assert world.service.helm.stop(when, "anna")["changed"]

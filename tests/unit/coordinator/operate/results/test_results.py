@@ -208,3 +208,16 @@ def test_amounts_have_units() -> None:
     said = [amount(n, "bytes") for n in (0, 999, 1500, 2e6, 3e9, 4e15)]
     assert said == ["0 B", "999 B", "1.5 kB", "2.0 MB", "3.0 GB", "4000.0 TB"]
     assert [amount(n, "hours") for n in (None, 0.01, 2.5)] == ["–", "36 s", "2.50 h"]
+
+
+def test_status_finds_the_same_runs_as_the_list(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("a", "b/c/d/e/deep", "memory/run"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        made(worlds, name, 0.3)
+    assert main(["runs", str(tmp_path), "--json"]) == 0
+    listed = [each["folder"] for each in json.loads(capsys.readouterr().out)]
+    assert main(["status", "--all", str(tmp_path), "--json"]) == 0
+    assert [each["folder"] for each in json.loads(capsys.readouterr().out)] == listed
+    assert len(listed) == 3
