@@ -26,7 +26,7 @@ import ssl
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import TracebackType
@@ -121,6 +121,19 @@ class NoticeRules:
         return [Notice(event="accuracy_fell", text=text, round=self.round, details=details)]
 
 
+def _standing(
+    history: Iterable[Mapping[str, Any]],
+) -> list[tuple[int, float | None, Sequence[str]]]:
+    """Return number, accuracy and quarantined devices of the rounds that no rollback undid."""
+    found: list[tuple[int, float | None, Sequence[str]]] = []
+    for line in history:
+        if (back := line.get("rolled_back")) is not None:
+            found = [each for each in found if each[0] <= back["to"]]
+        elif "quarantined" in line:
+            found.append((line["round"], accuracy_of(line), line["quarantined"]))
+    return found
+
+
 class Notices:
     """Sends the notices of a served run, in a thread of its own. A context manager.
 
@@ -146,9 +159,8 @@ class Notices:
         self._config, self._task, self._run = config, task, run
         self._receiver = Receiver(config, timeout_s=timeout_s)
         self._rules = NoticeRules(fell_points=config.fell_points, fell_rounds=config.fell_rounds)
-        for line in history:
-            if "quarantined" in line:
-                self._rules.after(line["round"], accuracy_of(line), line["quarantined"])
+        for past in _standing(history):
+            self._rules.after(*past)
         self._is_quiet, self._clock = is_quiet, clock
         self._first_s, self._close_s = first_s, close_s
         self._waiting: deque[bytes] = deque()

@@ -219,6 +219,16 @@ def test_quarantine_is_told_once_and_nothing_of_the_past_is() -> None:
         assert not found.events
 
 
+def test_rounds_that_a_rollback_undid_are_no_best() -> None:
+    lines = [{"round": n, "accuracy": a, "quarantined": []} for n, a in ((1, 0.5), (2, 0.9))]
+    with hook() as found:
+        history = [*lines, {"rolled_back": {"from": 2, "to": 1}}]
+        with notices(found.url, history=history, fell_rounds=1) as sent:
+            assert sent._rules.after(2, 0.6, []) == []
+        with notices(found.url, history=lines, fell_rounds=1) as sent:
+            assert [each.event for each in sent._rules.after(3, 0.6, [])] == ["accuracy_fell"]
+
+
 def test_certificates_are_checked(tmp_path: Path) -> None:
     ca = tmp_path / "ca.pem"
     with Authority(tmp_path / "identity", create_days=10) as authority:
