@@ -321,7 +321,6 @@ def test_broker_that_missed_its_rules_reads_them_when_the_command_is_repeated(
     assert "tessera/v1/weather/up/robot/#" in tries[1]
 
 
-
 def test_authority_is_free_while_the_question_waits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
