@@ -15,6 +15,7 @@ from benchmarks.fleet.sweep import plot
 from benchmarks.network.ingest import command as ingest
 from benchmarks.network.load import command as load
 from benchmarks.network.many import command as runs
+from benchmarks.network.operate import command as operate
 from benchmarks.network.wire import command as wire
 from benchmarks.report.suite import all_command, regress_command
 from benchmarks.studies import partition
@@ -50,6 +51,7 @@ COMMANDS = (
     ingest,
     load,
     runs,
+    operate,
     fleet,
     peers,
     sweep,

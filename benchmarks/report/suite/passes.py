@@ -26,6 +26,7 @@ MEASURING = (
     "wire",
     "ingest",
     "load",
+    "operate",
     "fleet",
 )
 """Commands that measure how fast something is, in the order in which they run. Left out are studies

@@ -30,6 +30,7 @@ TYPES = {
     ".mjs": "text/javascript; charset=utf-8",
     ".png": "image/png",
     ".svg": "image/svg+xml",
+    ".ts": "text/plain; charset=utf-8",
     ".txt": "text/plain; charset=utf-8",
     ".woff2": "font/woff2",
 }

@@ -25,7 +25,8 @@ class WrittenRules:
     """Where rules were written, before the brokers there have read them."""
 
     folders: tuple[Path, ...] = ()
-    """Folders of brokers of runs on this machine whose rules are new, and which can be told."""
+    """Folders of brokers of runs on this machine, which can be told: all of them, as one may have
+    missed rules that were written before."""
     own: BrokerPlace | None = None
     """The broker of `broker-config`, if its rules name tasks; somebody has to reload it."""
     failures: tuple[tuple[Path, str], ...] = ()
@@ -45,8 +46,8 @@ def write_rules(authority: Authority) -> WrittenRules:
         try:
             if path.exists() and path.read_bytes() == file.content:
                 own = None if place is own else own
-                continue
-            write_file(path, file)
+            else:
+                write_file(path, file)
         except OSError as error:
             failures.append((folder, error.strerror or str(error)))
             continue

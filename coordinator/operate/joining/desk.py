@@ -77,7 +77,9 @@ class Desk:
                 self._book.enter(
                     entry, name, _digest(key), lambda before: _check(authority, name, before)
                 )
-                certificate, bulk = authority.certify(name, key, days=DAYS, tasks=tasks)
+                # Who asks again gets what was granted since, not what was withdrawn.
+                given = () if authority.valid(name) else tasks
+                certificate, bulk = authority.certify(name, key, days=DAYS, tasks=given)
                 written = write_rules(authority)
             self._admitted(written)
             answer |= {"certificate": certificate.decode(), "bulk_certificate": bulk.decode()}

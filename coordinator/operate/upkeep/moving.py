@@ -1,7 +1,8 @@
 """`tessera-coordinator pack` and `unpack`: a backup of a run, or its way to another machine.
 
 A pack holds all that a run needs to go on, to the same bits: no chunks, uploads or converted data,
-which are made again, and nothing of an embedded broker. With `--move`, the folder notes that the
+which are made again, nothing of an embedded broker, and no tokens of the page. Nor may it bring
+them: whoever made it would know them. With `--move`, the folder notes that the
 run goes on elsewhere, once the pack is on disk: serve refuses it from then on.
 
 An unpacked folder is a copy to the next start (`serve/charge.py`): it goes on unless another
@@ -25,11 +26,13 @@ from coordinator.operate.upkeep.archive import Advance
 from edge_sdk.program.command import account
 
 IDENTITY = "identity"
-LEFT_OUT = (
+MADE_ANEW = (
     *("uploads", "chunks", "evaluation", "root", "broker", "broker.toml", "control.sock"),
-    IDENTITY,
+    "http",
 )
-"""Entries of a run's folder that a start makes anew, and the authority, which is asked for."""
+"""Entries of a run's folder that a start makes anew; those in `http` are tokens of the page."""
+LEFT_OUT = (*MADE_ANEW, IDENTITY)
+"""These, and the authority, which is asked for."""
 STOP_S = 600.0
 """Seconds to wait for a served run to stop."""
 POLL_S = 0.2
@@ -207,6 +210,7 @@ def unpack_run(
     progress: Callable[[str, int], Advance] = lambda _words, _size: lambda _: None,
 ) -> dict[str, Any]:
     """Make a run's folder from a pack; returns its facts. Raises `ConfigError`, `PackError`."""
+    from coordinator.operate.joining.codes import FOLDER as JOIN
     from coordinator.operate.upkeep.archive import PackError, extract, read_header
     from coordinator.run.folder import (
         check_model,
@@ -223,6 +227,10 @@ def unpack_run(
     check_folder_free(to)
     with file.open("rb") as stream:
         header, start = read_header(stream, str(file))
+        for path, _ in header.files:
+            first = path.partition("/")[0].casefold()
+            if first in MADE_ANEW or (first in (IDENTITY, JOIN) and not header.identity):
+                raise PackError(f"{file} holds {path}, which no pack of a run has")
         free = free_bytes(to)
         if free and header.size > free:
             raise ConfigError(f"{to}: {header.size:,} bytes are needed, {free:,} are free")

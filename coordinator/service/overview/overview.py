@@ -18,6 +18,7 @@ Rules:
 from __future__ import annotations
 
 import difflib
+import math
 import threading
 import time
 from collections import Counter, OrderedDict, deque
@@ -288,7 +289,7 @@ class Overview(Onlooker):
 
     def joined(self, device: str) -> None:
         """See `Onlooker`."""
-        self._update(device, present=True, state="idle", last_seen=self._clock())
+        self._update(device, present=True, state="idle", last_seen=self._now())
 
     def left(self, device: str, reason: str = "", exit_code: int | None = None) -> None:
         """See `Onlooker`."""
@@ -309,7 +310,7 @@ class Overview(Onlooker):
         told["version"] = printable(condition.version)
         if condition.last_error:
             told["last_error"] = printable(condition.last_error)
-        self._update(condition.device, last_seen=self._clock(), **told)
+        self._update(condition.device, last_seen=self._now(), **told)
 
     def barred(self, device: str, reason: str | None) -> None:
         """See `Onlooker`."""
@@ -333,7 +334,7 @@ class Overview(Onlooker):
                 "reason": printable(bid.reason),
                 "code": None if bid.level is not None else bid.code,
                 "round": bid.round,
-                "last_seen": self._clock(),
+                "last_seen": self._now(),
             }
             row = self._rows.get(bid.device)
             busy = row is not None and row["state"] in ("training", "kept")
@@ -357,7 +358,7 @@ class Overview(Onlooker):
         with self._lock:
             row = self._rows.get(device)
             current = row is not None and row["round"] == round
-            self._put(device, last_seen=self._clock(), **({"state": "kept"} if current else {}))
+            self._put(device, last_seen=self._now(), **({"state": "kept"} if current else {}))
 
     def verdict(self, receipt: Receipt) -> None:
         """See `Onlooker`."""
@@ -468,6 +469,10 @@ class Overview(Onlooker):
         idle = not self._linked or self._phase.startswith("waiting")
         return "waiting" if idle else "running"
 
+    def _now(self) -> float:
+        """Return whole Unix seconds: to write more digits of thousands of devices costs time."""
+        return float(math.floor(self._clock()))
+
     def _change(self) -> None:
         self._sequence += 1
         if self._waiting:
@@ -478,11 +483,13 @@ class Overview(Onlooker):
             self._put(device, **changes)
 
     def _put(self, device: str, **changes: Any) -> None:
-        """Replace a device's row by one with these changes."""
-        self._change()
+        """Replace a device's row by one with these changes, if they are any."""
         row = self._rows.get(device)
         if row is None:
             row = new_row(device)
+        elif all(row[name] == value for name, value in changes.items()):
+            return
+        self._change()
         self._rows[device] = {**row, **changes, "sequence": self._sequence}
         self._rows.move_to_end(device)
 

@@ -52,6 +52,8 @@ _NEW: OverviewRow = {
     "skipped": 0,
     "late": 0,
     "rejected": 0,
+    "contribution": 0.0,
+    "staleness": None,
     "samples": None,
     "quarantined": None,
     "labels": {},
@@ -63,7 +65,7 @@ _OWN = {"_counted": 0, "_newest": None, "_barred": None}
 them, and why the device may not take part."""
 
 
-COLUMNS = ("device", *_NEW, "contribution", "staleness", "sequence")
+COLUMNS = ("device", *_NEW, "sequence")
 """Keys of a row as others see it."""
 
 
@@ -89,14 +91,12 @@ def shown(row: Mapping[str, Any], *, counted: int, newest: int) -> OverviewRow:
     `counted` is the number of movements that counted of all devices, `newest` the newest round that
     closed.
     """
-    found: OverviewRow = {}
-    for name, value in row.items():
-        if name == "samples":
-            made = row["_newest"]
-            found["contribution"] = row["_counted"] / counted if counted else 0.0
-            found["staleness"] = None if made is None else max(0, newest - made)
-        if not name.startswith("_"):
-            found[name] = value
+    found = dict(row)
+    for name in _OWN:
+        del found[name]
+    made = row["_newest"]
+    found["contribution"] = round(row["_counted"] / counted, 6) if counted else 0.0
+    found["staleness"] = None if made is None else max(0, newest - made)
     found["state"] = state_of(row)
     if row["_barred"] is not None:
         found["reason"], found["code"] = row["_barred"], "barred"

@@ -82,6 +82,7 @@ def test_step_refuses_nonsense_before_it_measures(
 
 MEASURING = (
     *("step", "footprint", "costs", "aggregate", "wire", "load", "runs", "fleet", "zoo", "attack"),
+    "operate",
 )
 
 

@@ -27,6 +27,9 @@ ANSWER_S = 28.0
 """Seconds that a request waits: a little longer than a command waits for the run's loop."""
 BUSY = "the coordinator is busy and did not answer in time: try again"
 
+_ENCODER = json.JSONEncoder(allow_nan=False, check_circular=False, separators=(",", ":"))
+"""Answers are made of new values, none of which contains itself."""
+
 T = TypeVar("T")
 
 
@@ -83,9 +86,9 @@ class Calls:
 def to_json(value: Any) -> bytes:
     """Write JSON as browsers read it: a number that is not finite is null."""
     try:
-        text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+        text = _ENCODER.encode(value)
     except ValueError:
-        text = json.dumps(_finite(value), allow_nan=False, separators=(",", ":"))
+        text = _ENCODER.encode(_finite(value))
     return text.encode()
 
 

@@ -293,6 +293,34 @@ def test_revoking_reaches_every_broker_and_names_those_it_does_not(
         assert words in said
 
 
+def test_broker_that_missed_its_rules_reads_them_when_the_command_is_repeated(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    place = folder / "run" / "broker"
+    place.mkdir(parents=True)
+    assert main(["enroll", "robot", "--broker", "b:1", "--task", "digits"]) == 0
+    with Authority(Path("identity")) as authority:
+        authority.remember_run(BrokerPlace("127.0.0.1", 1, place, by_task=True))
+    tries = list[str]()
+
+    def reload() -> None:
+        tries.append((place / "acl").read_text())
+        if len(tries) == 1:
+            raise ControlError("busy")
+
+    control = ControlSocket(place.parent, {"broker.reload": reload})
+    control.start()
+    try:
+        command = ["grant", "robot", "--task", "weather"]
+        assert main(command) == 1
+        assert "has not read its access rules: busy" in capsys.readouterr().out
+        assert main(command) == 0
+    finally:
+        control.close()
+    assert len(tries) == 2
+    assert "tessera/v1/weather/up/robot/#" in tries[1]
+
+
 def test_authority_is_free_while_the_question_waits(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -160,6 +160,16 @@ def test_revoked_device_does_not_come_back_with_its_old_code(site: Site) -> None
         assert len(authority.valid("robot")) == 1
 
 
+def test_task_that_was_withdrawn_does_not_come_back_with_the_old_code(site: Site) -> None:
+    entry = site.book.create(devices=1, hours=1.0, tasks=[TASK, "weather"])
+    site.join(entry).unlink()
+    with Authority(site.authority) as authority:
+        assert authority.allow("robot", (TASK,))
+    site.join(entry)  # the same name and key ask again
+    with Authority(site.authority) as authority:
+        assert authority.tasks("robot") == (TASK,)
+
+
 def test_name_that_is_taken_is_refused_and_costs_no_place(site: Site) -> None:
     entry = site.code(devices=2)
     site.join(entry)

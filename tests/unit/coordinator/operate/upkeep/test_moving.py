@@ -19,9 +19,10 @@ from coordinator.aggregate.rules import RULES
 from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import CoordinatorError
+from coordinator.operate.http.access.tokens import Role, make_tokens, token_path
 from coordinator.operate.results.record import read_record
 from coordinator.operate.serve.charge import take_charge
-from coordinator.operate.upkeep.archive import MAGIC, PackError
+from coordinator.operate.upkeep.archive import MAGIC, PackError, read_header
 from coordinator.operate.upkeep.moving import pack_run, unpack_run
 from coordinator.run.folder import Run
 from coordinator.service.outgoing.fence import FencedError
@@ -169,6 +170,17 @@ def test_identity_goes_along_if_asked_for(
     assert (tmp_path / "there/identity/ca.key").read_text() == "key"
 
 
+def test_tokens_of_the_page_stay_where_they_are(worlds: Worlds, tmp_path: Path) -> None:
+    folder = interrupted(worlds).folder
+    make_tokens(folder)
+    pack_run(folder, tmp_path / "pack")
+    unpack_run(tmp_path / "pack", tmp_path / "there")
+    assert not (tmp_path / "there" / "http").exists()
+    assert token_path(folder, Role.OPERATE).read_bytes().strip() not in (
+        (tmp_path / "pack").read_bytes()
+    )
+
+
 def test_served_run_is_stopped_first_if_asked_for(
     worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -265,6 +277,24 @@ def test_paths_that_leave_the_folder_are_refused(tmp_path: Path, path: str) -> N
 )
 def test_forged_packs_are_refused(tmp_path: Path, data: bytes) -> None:
     refuse(tmp_path, data)
+
+
+@pytest.mark.parametrize(
+    "path", ["http/operate.token", "HTTP/operate.token", "identity/ca.key", "join/codes.json"]
+)
+def test_pack_brings_no_secrets_that_its_maker_knows(
+    worlds: Worlds, tmp_path: Path, path: str
+) -> None:
+    folder = interrupted(worlds).folder
+    pack_run(folder, tmp_path / "good")
+    with (tmp_path / "good").open("rb") as stream:
+        header, start = read_header(stream, "good")
+        packed = stream.read(header.size)
+    (tmp_path / "good").unlink()
+    facts = json.loads(start[len(MAGIC) + 8 :])
+    known = {key: facts[key] for key in ("task", "run", "round", "epoch", "version")}
+    rows = [*(list(each) for each in header.files), [path, 1]]
+    refuse(tmp_path, forged(rows, packed + b"x", **known))
 
 
 def refuse(tmp_path: Path, data: bytes) -> None:

@@ -339,6 +339,21 @@ def test_folder_without_a_run_is_refused(tmp_path: Any) -> None:
 # -- rows and sequences --------------------------------------------------------------------------
 
 
+def test_what_is_told_again_is_no_change() -> None:
+    overview = made()
+    overview.joined("a")
+    told = Condition(device="a", battery=0.5, labels={"site": "berlin"})
+    overview.condition(told)
+    before = overview.sequence
+    overview.condition(told)  # in the same second
+    overview.asked(["b"], 1)
+    overview.asked(["b"], 1)
+    assert [row["device"] for row in overview.devices(before)] == ["b"]
+    assert overview.sequence == before + 1
+    (row,) = (row for row in overview.devices() if row["device"] == "a")
+    assert tuple(row) == COLUMNS
+
+
 def part(device: str, level: float | None = 1.0, **changes: Any) -> DeviceRound:
     return DeviceRound(device, level, "as told", **changes)
 

@@ -1,0 +1,1 @@
+"""`tessera-bench operate`: the cost of being looked at."""
