@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
@@ -18,10 +18,11 @@ import pytest
 
 from edge_sdk.device.config import DeviceTask
 from edge_sdk.device.service.answering import answering, socket_folder
+from edge_sdk.device.service.service import DeviceService
 from edge_sdk.device.service.several import SeveralTasks
 from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.logbook import read_logbook
-from edge_sdk.device.stores.movements import device_path
+from edge_sdk.device.stores.movements import DeviceFolder, device_path
 from edge_sdk.program.control import SOCKET, ControlError, NotServedError, ask_run
 from edge_sdk.protocol.messages.round import Bid, Outcome
 from edge_sdk.protocol.messages.transfer import Offer, Presence
@@ -381,3 +382,30 @@ def test_pause_is_for_all_tasks(stage: Stage, start: Tasks) -> None:
     for coordinator in (toy, other):
         coordinator.open(1)
         skip_of(coordinator, 1, "paused")
+
+
+def test_will_is_that_of_the_highest_priority_however_slowly_its_loop_starts(
+    stage: Stage, start: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_opened = Event()
+    listen, prepare = DeviceService._listen, DeviceFolder.next_session
+
+    def listens(service: DeviceService) -> None:
+        listen(service)
+        if service.config.task != TASK:
+            other_opened.set()
+
+    def next_session(folder: DeviceFolder, **options: int) -> int:
+        if folder.path.parent.name == TASK:
+            other_opened.wait(0.2)  # as long as a slow disk takes
+        return prepare(folder, **options)
+
+    monkeypatch.setattr(DeviceService, "_listen", listens)
+    monkeypatch.setattr(DeviceFolder, "next_session", next_session)
+    toy, other = present(stage), present(stage, "radio")
+    start(DeviceTask(task="radio", priority=2), DeviceTask(task=TASK, priority=1))
+    for coordinator in (toy, other):
+        stage.until(partial(coordinator.last, Presence))
+    with stage.lock:
+        stage.broker.cut(stage.device_links[0])
+    stage.until(lambda: toy.last(Presence, lambda each: not each.online))
