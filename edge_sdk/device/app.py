@@ -223,6 +223,15 @@ class DeviceApp(Generic[K]):
         return self._handle(message)
 
     def _handle(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
+        try:
+            return self._handled(event)
+        except BaseException:
+            # Else no other task could ever train.
+            if self._seat is not None and self._state.phase is not DevicePhase.BIDDING:
+                self._seat.release()
+            raise
+
+    def _handled(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
         events, sent = [event], list[Bid | SurveyFinding | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
