@@ -44,20 +44,19 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Deliver = Literal["latest", "best", "off"]
 
 COORDINATOR_TABLES = (
-    *(
-        "task",
-        "run",
-        "inputs",
-        "rule",
-        "server_optimizer",
-        "robust",
-        "mask",
-        "round",
-        "join",
-        "devices",
-        "delivery",
-        "notify",
-    ),
+    "task",
+    "run",
+    "inputs",
+    "rule",
+    "server_optimizer",
+    "robust",
+    "mask",
+    "round",
+    "join",
+    "http",
+    "devices",
+    "delivery",
+    "notify",
 )
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
@@ -201,9 +200,9 @@ class DeviceConfig:
     """Least important messages to log."""
     share_condition: bool = True
     """Tell the coordinator's operator how this device is, now and then: battery, temperature,
-    memory, energy, labels, profile, version, last error (docs/privacy.md). Without it, the device
-    shares only what rounds need; a coordinator that asks for labels, memory or a profile then lets
-    it not take part."""
+    memory, energy, labels, profile, version, last error (docs/privacy.md). If false, the device
+    shares only what rounds need, and a coordinator that asks for labels, memory or a profile does
+    not let it take part."""
     labels: Annotated[dict[str, str], Example({"site": "berlin"})] = field(default_factory=dict)
     """Labels of this device, by which its operator finds it and may choose who takes part."""
     tasks: tuple[Annotated[DeviceTask, Short("task")], ...] = ()

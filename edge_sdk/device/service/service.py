@@ -153,8 +153,14 @@ class DeviceService:
         afford, such as the `PushedProbe` of a host app; None: this machine's sensors. `household`
         is what this task shares with others of the device; None: there are none.
 
-        Raises `DataError` for data that is not there, `ConfigError` when there is none.
+        Raises `DataError` for data that is not there, `ConfigError` when there is none, and for
+        settings that name several tasks (`SeveralTasks`).
         """
+        if config.tasks:
+            raise ConfigError(
+                "tasks names several tasks, and this is a device of one: use `SeveralTasks` "
+                "(edge_sdk.device.service.several), or tessera-device run"
+            )
         source = config.data if data is None else data
         if source is None:
             raise ConfigError(

@@ -153,7 +153,8 @@ class SeveralTasks:
             return
         ending = ending_of(error)
         extra = fact(ending.event, of=task)
-        log.error("task %s ends, the others go on: %s", task, ending.said, extra=extra)
+        with log_scope(task=task):  # it is the last error of this task
+            log.error("task %s ends, the others go on: %s", task, ending.said, extra=extra)
 
 
 class _Sign(Watchdog):

@@ -29,6 +29,7 @@ from edge_sdk.device.stores.movements import DeviceFolder, device_path
 from edge_sdk.device.stores.slot import ANOTHER
 from edge_sdk.program.control import SOCKET, ControlError, NotServedError, ask_run
 from edge_sdk.protocol.chunks import Blob
+from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.round import Bid, Outcome, RoundOpen
 from edge_sdk.protocol.messages.transfer import Offer, Presence
@@ -420,6 +421,9 @@ def test_task_that_fails_leaves_the_others_alone(
     )
     stage.until(lambda: "task radio ends, the others go on" in caplog.text)
     assert other.movements == []
+    told = {each["task"]: each["error"] for each in device.status()["tasks"]}
+    assert "the others go on" in told["radio"]["words"]
+    assert told[TASK] is None
     toy.open(1)
     bid_of(toy, 1)
     toy.assign(1)
@@ -519,3 +523,9 @@ def test_offer_of_a_later_round_outlives_the_loss_of_an_earlier_one(
     device.device.services[1]._inbox.put(GiveUp(ANOTHER, "task"))  # of round 1, and it comes late
     other.assign(2)
     movement_of(other, 2)
+
+
+def test_service_of_one_task_refuses_settings_of_several(tmp_path: Path) -> None:
+    config = replace(make_config(tmp_path), tasks=(DeviceTask(task=TASK),))
+    with pytest.raises(ConfigError, match="SeveralTasks"):
+        DeviceService(config, make_data())
