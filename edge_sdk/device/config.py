@@ -115,7 +115,7 @@ class Emulated:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTask:
     """One of several tasks, highest priority first; what is not set is as for the whole device.
-    `tasks = ["digits", "sounds"]` does where nothing differs. Raises `ConfigError`."""
+    `tasks = ["digits", "sounds"]` is enough where nothing differs. Raises `ConfigError`."""
 
     task: Annotated[str, Example("sounds")]
     """Name of the task."""
@@ -178,9 +178,9 @@ class DeviceConfig:
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers of onnxruntime, preferred first."""
     evaluate_every: Natural = 0
-    """Rounds between evaluations of the whole model on the device's own data; 0 means never, and
-    that surveys of the coordinator get no accuracies from this device, and that it never tries a
-    model for inference before others get it (docs/inference.md)."""
+    """Rounds between evaluations of the whole model on the device's own data. With 0, there are
+    none; the device then answers surveys without accuracies, and never tries a model for inference
+    before others get it (docs/inference.md)."""
     deliver: Deliver = "latest"
     """Model of the task to keep ready for inference: the newest, the one with the best accuracy, or
     none (docs/inference.md)."""
