@@ -12,7 +12,7 @@ import logging
 from pathlib import Path
 from threading import Lock
 
-from edge_sdk.decide.budget import DAY_S, History
+from edge_sdk.decide.budget import History
 from edge_sdk.program.files import make_folder, write_whole
 from edge_sdk.program.records import replace
 
@@ -58,9 +58,7 @@ class EnergyAccount:
         """Joules spent in the day of the budget that it is now."""
         with self._lock:
             known = self._read()
-        if known is None or known.day_from_s is None or now_s - known.day_from_s >= DAY_S:
-            return 0.0
-        return known.spent_j
+        return 0.0 if known is None else known.today_j(now_s)
 
     def _read(self) -> History | None:
         if self._unsaved:

@@ -57,6 +57,11 @@ class History:
             interval = new if interval is None else interval + SMOOTHING * (new - interval)
         return replace(self, day_from_s=start, spent_j=spent, opened_s=now_s, interval_s=interval)
 
+    def today_j(self, now_s: float) -> float:
+        """Joules spent in the day that it is at this time; a round need not have opened in it."""
+        over = self.day_from_s is not None and now_s - self.day_from_s >= DAY_S
+        return 0.0 if over else self.spent_j
+
     def spent(self, joules: float) -> History:
         """Note that training took this much energy, whatever its result."""
         return replace(self, spent_j=self.spent_j + joules)

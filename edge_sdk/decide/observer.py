@@ -101,6 +101,7 @@ class Observer:
         self._looked_s = -LOOK_S
         self._closed: Gate | None = None
         self._last: tuple[str, int, Decision] | None = None
+        self._passed: tuple[str, int] | None = None
         self._joules: float | None = None
 
     @property
@@ -109,6 +110,11 @@ class Observer:
         if self._account is None:
             return self._history
         return self._account.complete(self._history)
+
+    @property
+    def today_j(self) -> float:
+        """Joules spent in the day of the budget that it is now, on all tasks."""
+        return self.history.today_j(self._wall())
 
     @property
     def joules(self) -> float | None:
@@ -139,8 +145,12 @@ class Observer:
         self._last = (opened.run, opened.round, decision)
         self._heard(decision.history)
 
-    def passed_over(self) -> None:
-        """Note a round that is skipped without a look at what the device can afford."""
+    def passed_over(self, opened: RoundOpen) -> None:
+        """Note a round that is skipped without a look at what the device can afford, once."""
+        known = opened.run, opened.round
+        if known == self._passed or (self._last is not None and known == self._last[:2]):
+            return
+        self._passed = known
         history = self.history.heard(self._wall())
         self._heard(replace(history, skipped=history.skipped + 1))
 

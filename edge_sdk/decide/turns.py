@@ -11,10 +11,11 @@ Rules:
   served, of all that wait for it or are owed it.
 - Neither training nor a decision is interrupted for another task. A mere offer yields to a task of
   higher priority, or to anybody once its lease is over: no assignment came.
-- A task that had to refuse a round is owed the turn until it gets it, or until it let twice the
-  time between its rounds pass without asking. Until then, tasks that come after it are not granted
-  any. So among tasks of one priority nobody is served twice while another one, whose rounds keep
-  coming, is not served at all. A task of lower priority is served when those above leave it room.
+- A task that had to refuse a round is owed the turn until it gets it, until it let twice the time
+  between its rounds pass without asking, or until its coordinator is gone. Until then, tasks that
+  come after it are not granted any. So among tasks of one priority nobody is served twice while
+  another one, whose rounds keep coming, is not served at all. A task of lower priority is served
+  when those above leave it room.
 
 No I/O and no clock here; `TrainingSlot` is for threads and keeps on disk who was served when.
 """
@@ -156,6 +157,10 @@ class TaskTurns:
             if self._stage == "training" and self._counts:
                 self._serve(self._tasks[task])
             self._holder, self._stage = None, "deciding"
+
+    def waive(self, task: str) -> None:
+        """Owe a task nothing: its coordinator is gone, and with it its rounds."""
+        self._tasks[task].owed_until_s = -math.inf
 
     def leave(self, task: str) -> None:
         """Give everything back: the task's rounds are over, or paused."""

@@ -131,6 +131,7 @@ class DeviceApp(Generic[K]):
         pause: Pause | None = None,
         seat: Seat | None = None,
         book: Logbook | None = None,
+        tells_energy: bool = True,
         overtaken: Callable[[int], bool] = lambda _: False,
         should_stop: Callable[[], bool] = lambda: False,
         clock: Callable[[], float] = time.perf_counter,
@@ -147,7 +148,8 @@ class DeviceApp(Generic[K]):
         tells if something newer than this round waits, which ends a survey of it.
 
         `pause` is the owner's; None: there is none. `seat` is this task's among those of the
-        device; None: it is the only one. `book` takes notes for the owner.
+        device; None: it is the only one. `book` takes notes for the owner. `tells_energy`: the
+        coordinator may know what training took.
         """
         self.name = name
         self._movements = movements
@@ -175,6 +177,7 @@ class DeviceApp(Generic[K]):
         self._pause = pause
         self._seat = seat
         self._book = book
+        self._tells_energy = tells_energy
         self._overtaken = overtaken
         self._should_stop = should_stop
         self._clock = clock
@@ -223,6 +226,15 @@ class DeviceApp(Generic[K]):
         return self._handle(message)
 
     def _handle(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
+        try:
+            return self._handled(event)
+        except BaseException:
+            # Else no other task could ever train.
+            if self._seat is not None and self._state.phase is not DevicePhase.BIDDING:
+                self._seat.release()
+            raise
+
+    def _handled(self, event: Event) -> list[Bid | SurveyFinding | Movement | K]:
         events, sent = [event], list[Bid | SurveyFinding | Movement | K]()
         while events:
             self._state, effects = handle(self._state, events.pop(0))
@@ -365,10 +377,10 @@ class DeviceApp(Generic[K]):
     def _answer(self, opened: RoundOpen) -> Decision:
         """Decide on a round: alike when it is heard of again, and a skip if that fails."""
         if self._is_paused:
-            self._observer.passed_over()
+            self._observer.passed_over(opened)
             return Decision(None, f"skip: {pause.REASON}", "paused")
         if self._seat is not None and self._seat.claim(opened.bid_s, self._is_interrupted):
-            self._observer.passed_over()
+            self._observer.passed_over(opened)
             return Decision(None, f"skip: {slot.ANOTHER}", "task")
         decision = self._observer.recalled(opened) or self._considered(opened)
         if decision.level is not None and self._seat is not None:
@@ -492,7 +504,7 @@ class DeviceApp(Generic[K]):
                 loss=trained.metrics.mean_loss,
                 train_s=took,
                 keeps_copy=self._policy.keeps_copy and opened.replay_within > 0,
-                energy_j=joules,
+                energy_j=joules if self._tells_energy else None,
             )
         )
 

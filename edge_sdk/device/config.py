@@ -44,20 +44,19 @@ LogLevel = Literal["debug", "info", "warning", "error"]
 Deliver = Literal["latest", "best", "off"]
 
 COORDINATOR_TABLES = (
-    *(
-        "task",
-        "run",
-        "inputs",
-        "rule",
-        "server_optimizer",
-        "robust",
-        "mask",
-        "round",
-        "join",
-        "devices",
-        "delivery",
-        "notify",
-    ),
+    "task",
+    "run",
+    "inputs",
+    "rule",
+    "server_optimizer",
+    "robust",
+    "mask",
+    "round",
+    "join",
+    "http",
+    "devices",
+    "delivery",
+    "notify",
 )
 """Tables of the coordinator's file. Their variables are none of ours, and no mistake."""
 
@@ -116,7 +115,7 @@ class Emulated:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeviceTask:
     """One of several tasks, highest priority first; what is not set is as for the whole device.
-    `tasks = ["digits", "sounds"]` does where nothing differs. Raises `ConfigError`."""
+    `tasks = ["digits", "sounds"]` is enough where nothing differs. Raises `ConfigError`."""
 
     task: Annotated[str, Example("sounds")]
     """Name of the task."""
@@ -179,9 +178,9 @@ class DeviceConfig:
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers of onnxruntime, preferred first."""
     evaluate_every: Natural = 0
-    """Rounds between evaluations of the whole model on the device's own data; 0 means never, and
-    that surveys of the coordinator get no accuracies from this device, and that it never tries a
-    model for inference before others get it (docs/inference.md)."""
+    """Rounds between evaluations of the whole model on the device's own data. With 0, there are
+    none; the device then answers surveys without accuracies, and never tries a model for inference
+    before others get it (docs/inference.md)."""
     deliver: Deliver = "latest"
     """Model of the task to keep ready for inference: the newest, the one with the best accuracy, or
     none (docs/inference.md)."""
@@ -201,9 +200,9 @@ class DeviceConfig:
     """Least important messages to log."""
     share_condition: bool = True
     """Tell the coordinator's operator how this device is, now and then: battery, temperature,
-    memory, energy, labels, profile, version, last error (docs/privacy.md). Without it, the device
-    shares only what rounds need; a coordinator that asks for labels, memory or a profile then lets
-    it not take part."""
+    memory, energy, labels, profile, version, last error (docs/privacy.md). If false, the device
+    shares only what rounds need, and a coordinator that asks for labels, memory or a profile does
+    not let it take part."""
     labels: Annotated[dict[str, str], Example({"site": "berlin"})] = field(default_factory=dict)
     """Labels of this device, by which its operator finds it and may choose who takes part."""
     tasks: tuple[Annotated[DeviceTask, Short("task")], ...] = ()

@@ -77,7 +77,10 @@ class ControlSocket:
             self._listener.listen(MAX_CONNECTIONS)
         except OSError as error:
             self._listener.close()
-            raise ControlError(f"{self._path} cannot be made: {error.strerror}") from error
+            with suppress(OSError):
+                remove(self._path)
+            reason = error.strerror or error  # a path that is too long has no number
+            raise ControlError(f"{self._path} cannot be made: {reason}") from error
 
     def start(self) -> None:
         """Start to answer."""
@@ -180,8 +183,7 @@ def ask_run(run: Path, command: str, **arguments: Any) -> Any:
             raise NotServedError(f"{run} is not being served") from error
         except PermissionError as error:
             raise ControlError(
-                f"{run / SOCKET} belongs to another account: run this command as the account that "
-                "serves the run"
+                f"{run / SOCKET} belongs to another account: run this command as that one"
             ) from error
         request = {"v": VERSION, "command": command, "arguments": arguments}
         try:

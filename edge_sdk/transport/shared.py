@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from threading import RLock
+from threading import Event, RLock
 
 from edge_sdk.transport.filters import matches
 from edge_sdk.transport.link import (
@@ -43,10 +43,13 @@ class SharedLink:
         self._ports: list[LinkPort] = []
         self._filters: Counter[tuple[bool, str]] = Counter()
         self._state: Connected | Disconnected | None = None
+        self.asked = Event()
+        """Set when the first port was asked for: the link has its will."""
 
     def open_link(self, *, name: str, deliver: Deliver, will: Will | None = None) -> LinkPort:
         """Open a port; the first one opens the link, under its name and with its will."""
         with self._lock:
+            self.asked.set()
             port = LinkPort(self, deliver)
             self._ports.append(port)
             if self._link is None:

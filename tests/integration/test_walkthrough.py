@@ -70,7 +70,7 @@ def from_wheel(tmp_path: Path) -> Path:
         "-py3-none-any.whl",
         ".tar.gz",
     ]
-    kept = {each.relative_to(source).as_posix() for each in source.rglob("*.*") if each.is_file()}
+    kept = {each.relative_to(source).as_posix() for each in source.rglob("*") if each.is_file()}
     with ZipFile(files[0]) as wheel:
         packed = {name for name in wheel.namelist() if ".dist-info/" not in name}
     assert packed == {name for name in kept if name.startswith(SOURCES)}

@@ -161,6 +161,7 @@ class TakingPart:
             pause=household.pause,
             seat=seat,
             book=book,
+            tells_energy=config.share_condition,
             overtaken=overtaken,
             clock=time.perf_counter if emulation is None else emulation.clock,
             should_stop=should_stop,

@@ -153,8 +153,14 @@ class DeviceService:
         afford, such as the `PushedProbe` of a host app; None: this machine's sensors. `household`
         is what this task shares with others of the device; None: there are none.
 
-        Raises `DataError` for data that is not there, `ConfigError` when there is none.
+        Raises `DataError` for data that is not there, `ConfigError` when there is none, and for
+        settings that name several tasks (`SeveralTasks`).
         """
+        if config.tasks:
+            raise ConfigError(
+                "tasks names several tasks, and this is a device of one: use `SeveralTasks` "
+                "(edge_sdk.device.service.several), or tessera-device run"
+            )
         source = config.data if data is None else data
         if source is None:
             raise ConfigError(
@@ -229,17 +235,18 @@ class DeviceService:
         own = (config.broker.certificate, config.broker.bulk_certificate)
         for advice in certificate_advice(own, name, datetime.now(timezone.utc)):
             log.warning("%s", advice, extra=fact("certificate"))
-        link = CountedLink(
-            opener(name=name, deliver=self._deliver, will=self._will()), self._book.sent
-        )
+        link: Link | None = None
         try:
+            opened = opener(name=name, deliver=self._deliver, will=self._will())
+            link = CountedLink(opened, self._book.sent)
             self._serve(link, folder, cache)
         except BaseException as error:
             self._ending = ending_of(error)
             raise
         finally:
             self._watchdog.stopping()
-            self._goodbye(link)
+            if link is not None:
+                self._goodbye(link)
             self._book.ends(self._ending.code, self._ending.said)
 
     def _serve(self, link: Link, folder: DeviceFolder, cache: ChunkCache) -> None:
@@ -591,6 +598,8 @@ class DeviceService:
     def _heard_coordinator(self, presence: Presence, now: float, *, retained: bool) -> None:
         self._book.coordinator(online=presence.online)
         if not presence.online:
+            if self._household.slot is not None:
+                self._household.slot.waive(self.config.task)
             log.info("the coordinator is away", extra=fact("coordinator_away"))
             return
         if self._coordinator is not None and presence.session != self._coordinator:

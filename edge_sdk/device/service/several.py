@@ -6,7 +6,8 @@
              └────────┴──── log, logbooks, watchdog
 
 Every task has its own folder, run, movements and round. Only one is trained at a time
-(`edge_sdk.decide.turns`). A task that fails ends alone, and the others go on; the device ends when
+(`edge_sdk.decide.turns`). The task of the highest priority opens the link, so the link's will is
+its own. A task that fails ends alone, and the others go on; the device ends when
 all tasks have, with the error of the first that failed. A broker that refuses the device, and
 another program with its name, end all of them.
 """
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -97,10 +98,9 @@ class SeveralTasks:
             )
             for number, service in enumerate(self.services)
         ]
-        for thread in threads:
-            thread.start()
         running = set(range(len(threads)))
         try:
+            self._start(threads)
             while running:
                 now = self._clock()
                 if all(self._signs[number].is_alive(now) for number in running):
@@ -118,10 +118,20 @@ class SeveralTasks:
             raise
         finally:
             for thread in threads:
-                thread.join()
+                if thread.ident is not None:
+                    thread.join()
             self._watchdog.stopping()
         for _, error in sorted(self._errors.items()):
             raise error
+
+    def _start(self, threads: Sequence[Thread]) -> None:
+        """Start the loops; the first one opens the link, unless it ends before."""
+        first, *others = threads
+        first.start()
+        while first.is_alive() and not self._link.asked.wait(0.1):
+            pass
+        for thread in others:
+            thread.start()
 
     def _run(self, number: int) -> None:
         service = self.services[number]
@@ -143,7 +153,8 @@ class SeveralTasks:
             return
         ending = ending_of(error)
         extra = fact(ending.event, of=task)
-        log.error("task %s ends, the others go on: %s", task, ending.said, extra=extra)
+        with log_scope(task=task):  # it is the last error of this task
+            log.error("task %s ends, the others go on: %s", task, ending.said, extra=extra)
 
 
 class _Sign(Watchdog):

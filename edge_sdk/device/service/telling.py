@@ -71,7 +71,7 @@ class Telling:
             temperature_c=_known("temperature_c", max(zones, default=None)),
             memory_free_mb=_known("memory_free_mb", _mb(memory.available_bytes)),
             memory_mb=_known("memory_mb", _mb(memory.total_bytes)),
-            energy_today_j=_known("energy_today_j", self._observer.history.spent_j),
+            energy_today_j=_known("energy_today_j", self._observer.today_j),
             energy_budget_j=_known(
                 "energy_budget_j", None if allowance is None else allowance.joules_per_day
             ),

@@ -289,6 +289,8 @@ class Training:
             return RETRY_S
         if self._part is not None and self._part.awaits_assignment:
             return max(0.0, self._bid_at - self._clock())
+        if self._part is not None and self._part.is_held_back:
+            return RETRY_S  # nothing tells when that is over
         if self._offered is not None:
             return max(0.0, self._deliver_at - self._clock())
         return None
@@ -374,6 +376,8 @@ class Training:
         """Fetch the task and take part; an error that may pass is retried later."""
         if self._part is None or self._part.notice.run != notice.run:
             self._tell(NewRun())
+        if self._seat is not None:
+            self._seat.release()  # an offer of the part that is left
         self._part = None
         try:
             folder = self._folder.start_run(notice.run)
@@ -481,6 +485,8 @@ class Training:
             case Reconnected():
                 return [*part.repeat_bid(), *self._answer()]
             case GiveUp(reason, code):
+                if code == "task" and self._seat is not None and self._seat.holds:
+                    return []  # the offer that was lost is gone, and this one is a later round's
                 return part.withdraw(reason, code)
             case CoordinatorStarted():
                 opened = self._opened

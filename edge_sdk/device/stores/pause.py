@@ -80,7 +80,9 @@ class Pause:
 
     def lift(self) -> bool:
         """End the pause; False if there was none. Raises `OSError`."""
-        was = self._path.exists()
+        with self._lock:
+            self._look()
+        was = self.active
         remove(self._path)
         self._know(None)
         return was

@@ -62,6 +62,10 @@ class TrainingSlot:
         self._lost[task] = lost
         return Seat(self, task)
 
+    def waive(self, task: str) -> None:
+        """Owe a task nothing: its coordinator is gone. For any thread."""
+        self.change(lambda turns, _: turns.waive(task))
+
     def ask(self, task: str) -> tuple[Obstacle | None, float]:
         """Ask once; return what is in the way, and the time of the clock."""
         with self._changed:

@@ -167,6 +167,11 @@ class Coordinator:
             retain=True,
         )
 
+    def leave(self, session: int = 1) -> None:
+        """Say goodbye, as a will does too."""
+        gone = Presence(name="coordinator", session=session, online=False, reason="stopped")
+        self._say(self.topics.coordinator, gone, retain=True)
+
     def claim(self, counter: int) -> None:
         """Take charge with an epoch, which is on all messages from now on."""
         self.epoch = Epoch(counter, "8" * 16)

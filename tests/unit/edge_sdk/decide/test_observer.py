@@ -203,7 +203,9 @@ class Slow(Doubling):
 App = DeviceApp[Movement | Replay]
 
 
-def make_app(policy: Policy, observer: Observer, backend: Doubling | None = None) -> App:
+def make_app(
+    policy: Policy, observer: Observer, backend: Doubling | None = None, **options: Any
+) -> App:
     return DeviceApp(
         "pi",
         backend=backend or Doubling(),
@@ -213,6 +215,7 @@ def make_app(policy: Policy, observer: Observer, backend: Doubling | None = None
         seed=1,
         movements=MemoryMovements(),
         observer=observer,
+        **options,
     )
 
 
@@ -246,6 +249,24 @@ def test_round_that_is_heard_of_again_is_answered_alike() -> None:
         sent += hear(round)
     levels = [bid.level for bid in sent if isinstance(bid, Bid)]
     assert levels[0] == levels[1] == levels[2] != levels[3] == levels[4] != levels[5]
+
+
+def test_round_that_is_passed_over_again_is_noted_once() -> None:
+    clock = [1000.0]
+    observer = Observer(Policy(), wall=lambda: clock[0])
+    for now, round in ((1000.0, 1), (1001.0, 1), (1100.0, 2), (1101.0, 2)):
+        clock[0] = now
+        observer.passed_over(opening(round))
+    assert (observer.history.skipped, observer.history.interval_s) == (2, 100.0)
+
+
+@pytest.mark.parametrize("tells", [True, False])
+def test_energy_of_a_training_is_told_unless_the_owner_keeps_it(tells: bool) -> None:
+    app = make_app(Policy(), Observer(Policy(), Shown(), Priced()), tells_energy=tells)
+    app.receive(opening())
+    (made,) = app.receive(Assignment(device="pi", round=1, groups={"a": (0, 1)}))
+    assert isinstance(made, Movement)
+    assert made.energy_j == (100 if tells else None)
 
 
 class Unpriced(Priced):

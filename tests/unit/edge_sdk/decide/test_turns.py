@@ -127,6 +127,19 @@ def test_task_that_left_is_in_nobodys_way() -> None:
     train(turns, "low", 2)
 
 
+def test_waived_claim_is_in_nobodys_way_and_keeps_the_turn() -> None:
+    turns = TaskTurns({"high": 1, "low": 2})
+    assert turns.ask("low", 0) is None
+    turns.begin("low")
+    assert refused(turns, "high", 1) is not None
+    turns.waive("low")
+    assert turns.training == "low"
+    turns.end("low")
+    assert refused(turns, "low", 2) == Obstacle("high", training=False)
+    turns.waive("high")
+    train(turns, "low", 3)
+
+
 def test_work_that_is_no_training_takes_the_free_turn_and_counts_as_none() -> None:
     turns = TaskTurns({"a": 1, "b": 1})
     assert turns.occupy("a", 0)

@@ -100,3 +100,15 @@ def test_run_that_nobody_serves_is_said_to_be_so(tmp_path: Path) -> None:
 def test_many_clients_one_after_another_are_all_answered(run: Path) -> None:
     for number in range(2 * MAX_CONNECTIONS):
         assert ask_run(run, "double", number=number) == {"twice": 2 * number}
+
+
+def test_socket_that_cannot_be_private_is_not_left_behind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise OSError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.chmod", refuse)
+    with pytest.raises(ControlError, match="cannot be made: Operation not permitted"):
+        ControlSocket(tmp_path, {})
+    assert list(tmp_path.iterdir()) == []

@@ -10,21 +10,31 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 from typing import Any
 
 import numpy as np
 import pytest
 
+from edge_sdk.decide.decision import Sight
+from edge_sdk.decide.observer import Observer
 from edge_sdk.device.config import DeviceTask
 from edge_sdk.device.service.answering import answering, socket_folder
+from edge_sdk.device.service.service import DeviceService
 from edge_sdk.device.service.several import SeveralTasks
+from edge_sdk.device.service.training_thread import RETRY_S, GiveUp, Training
 from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.logbook import read_logbook
-from edge_sdk.device.stores.movements import device_path
+from edge_sdk.device.stores.movements import DeviceFolder, device_path
+from edge_sdk.device.stores.slot import ANOTHER
 from edge_sdk.program.control import SOCKET, ControlError, NotServedError, ask_run
-from edge_sdk.protocol.messages.round import Bid, Outcome
+from edge_sdk.protocol.chunks import Blob
+from edge_sdk.protocol.errors import ConfigError
+from edge_sdk.protocol.messages.delivery import ModelNotice
+from edge_sdk.protocol.messages.round import Bid, Outcome, RoundOpen
 from edge_sdk.protocol.messages.transfer import Offer, Presence
+from edge_sdk.transport.link import Link
+from edge_sdk.transport.settings import LinkError
 from tests.unit.edge_sdk.scripted import (
     DEVICE,
     TASK,
@@ -235,6 +245,55 @@ def test_pause_outlives_a_restart(stage: Stage, tmp_path: Path) -> None:
         bid_of(coordinator, 2)
 
 
+def test_paused_device_waits_though_a_model_is_offered(
+    stage: Stage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float | None] = []
+    patience = Training._patience_s
+
+    def noted(training: Training) -> float | None:
+        wait_s = patience(training)
+        if training._inbox.model is not None and training._part is not None:
+            waits.append(wait_s)
+        return wait_s
+
+    monkeypatch.setattr(Training, "_patience_s", noted)
+    Household(tmp_path, DEVICE).pause.begin()
+    coordinator = present(stage)
+    with running(stage, tmp_path, deliver="latest"):
+        plan = coordinator.plan
+        coordinator.announce_model(
+            ModelNotice(
+                round=1,
+                plan_hash=plan.hash,
+                levels=(1.0,),
+                groups=(plan.full_groups(),),
+                accuracies=(None,),
+                rescale=0.0,
+                run=coordinator.run,
+                model=Blob(1, (bytes(16),)),
+            )
+        )
+        stage.until(lambda: waits)
+        coordinator.open(1)
+        skip_of(coordinator, 1, "paused")
+    assert set(waits) == {RETRY_S}
+
+
+def test_link_that_cannot_be_opened_is_the_end_that_the_logbook_tells(tmp_path: Path) -> None:
+    def refuse(**_: object) -> Link:
+        raise LinkError("ca = 'x': there is no such file")
+
+    with pytest.raises(LinkError):
+        DeviceService(make_config(tmp_path), make_data(), open_link=refuse).run()
+    kept = read_logbook(device_path(tmp_path, TASK, DEVICE))
+    assert kept is not None
+    assert (kept["ended"]["code"], kept["ended"]["words"]) == (
+        2,
+        "[broker] ca = 'x': there is no such file",
+    )
+
+
 # -- several tasks -------------------------------------------------------------------------------
 
 
@@ -362,6 +421,9 @@ def test_task_that_fails_leaves_the_others_alone(
     )
     stage.until(lambda: "task radio ends, the others go on" in caplog.text)
     assert other.movements == []
+    told = {each["task"]: each["error"] for each in device.status()["tasks"]}
+    assert "the others go on" in told["radio"]["words"]
+    assert told[TASK] is None
     toy.open(1)
     bid_of(toy, 1)
     toy.assign(1)
@@ -381,3 +443,89 @@ def test_pause_is_for_all_tasks(stage: Stage, start: Tasks) -> None:
     for coordinator in (toy, other):
         coordinator.open(1)
         skip_of(coordinator, 1, "paused")
+
+
+def test_will_is_that_of_the_highest_priority_however_slowly_its_loop_starts(
+    stage: Stage, start: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other_opened = Event()
+    listen, prepare = DeviceService._listen, DeviceFolder.next_session
+
+    def listens(service: DeviceService) -> None:
+        listen(service)
+        if service.config.task != TASK:
+            other_opened.set()
+
+    def next_session(folder: DeviceFolder, **options: int) -> int:
+        if folder.path.parent.name == TASK:
+            other_opened.wait(0.2)  # as long as a slow disk takes
+        return prepare(folder, **options)
+
+    monkeypatch.setattr(DeviceService, "_listen", listens)
+    monkeypatch.setattr(DeviceFolder, "next_session", next_session)
+    toy, other = present(stage), present(stage, "radio")
+    start(DeviceTask(task="radio", priority=2), DeviceTask(task=TASK, priority=1))
+    for coordinator in (toy, other):
+        stage.until(partial(coordinator.last, Presence))
+    with stage.lock:
+        stage.broker.cut(stage.device_links[0])
+    stage.until(lambda: toy.last(Presence, lambda each: not each.online))
+
+
+def test_task_whose_coordinator_is_gone_is_owed_nothing(
+    stage: Stage, start: Tasks, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.INFO)
+    toy, other = present(stage), present(stage, "radio")
+    device = start(DeviceTask(task=TASK), DeviceTask(task="radio"))
+    other.open(1, steps=FOREVER)
+    bid_of(other, 1)
+    other.assign(1)
+    stage.until(lambda: device.status()["training"] == "radio")
+    toy.tell(replace(toy.opening(1), bid_s=0.1))
+    skip_of(toy, 1, "task")
+    ask_run(socket_folder(device.config), "pause")
+    skip_of(other, 1, "paused")
+    ask_run(socket_folder(device.config), "resume")
+    toy.leave()
+    stage.until(lambda: "the coordinator is away" in caplog.text)
+    other.tell(replace(other.opening(2), bid_s=0.1))
+    bid_of(other, 2)
+
+
+def test_unexpected_error_of_one_task_gives_the_turn_back(
+    stage: Stage, start: Tasks, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    toy, other = present(stage), present(stage, "radio")
+    look, failed = Observer.look, Event()
+
+    def fails_once(observer: Observer, opened: RoundOpen) -> Sight:
+        if failed.is_set():
+            return look(observer, opened)
+        failed.set()
+        raise IndexError("a fault")
+
+    monkeypatch.setattr(Observer, "look", fails_once)
+    start(DeviceTask(task=TASK), DeviceTask(task="radio"))
+    other.open(1)
+    stage.until(failed.is_set)
+    toy.open(1)
+    bid_of(toy, 1)
+
+
+def test_offer_of_a_later_round_outlives_the_loss_of_an_earlier_one(
+    stage: Stage, start: Tasks
+) -> None:
+    other = present(stage, "radio")
+    device = start(DeviceTask(task=TASK), DeviceTask(task="radio"))
+    other.open(2)
+    bid_of(other, 2)
+    device.device.services[1]._inbox.put(GiveUp(ANOTHER, "task"))  # of round 1, and it comes late
+    other.assign(2)
+    movement_of(other, 2)
+
+
+def test_service_of_one_task_refuses_settings_of_several(tmp_path: Path) -> None:
+    config = replace(make_config(tmp_path), tasks=(DeviceTask(task=TASK),))
+    with pytest.raises(ConfigError, match="SeveralTasks"):
+        DeviceService(config, make_data())

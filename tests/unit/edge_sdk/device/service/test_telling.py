@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from edge_sdk import __version__
+from edge_sdk.decide.budget import DAY_S, History
 from edge_sdk.decide.decision import Policy
 from edge_sdk.decide.gates import Limits
 from edge_sdk.decide.observer import Observer
@@ -76,6 +77,16 @@ def test_everything_that_is_known_is_told() -> None:
             last_error="skip: no room",
         )
     ]
+
+
+def test_energy_of_a_day_that_is_over_is_not_told_as_todays() -> None:
+    found, clock = telling()
+    observer = found._observer
+    observer._wall = lambda: 1e6 + clock.now
+    observer._remember(History(day_from_s=1e6, spent_j=50.0))
+    assert found.condition().energy_today_j == 50.0
+    clock.now += DAY_S
+    assert found.condition().energy_today_j == 0.0
 
 
 def test_what_is_not_known_is_left_out() -> None:

@@ -49,6 +49,7 @@ def test_pause_ends_by_itself(tmp_path: Path, clock: Clock) -> None:
     for seconds, lasts in ((59, True), (1, False)):
         clock.now += seconds
         assert [pause.active, make_pause(tmp_path, clock).active] == [lasts, lasts]
+    assert not pause.lift()  # there is none any more
     pause.begin()
     assert pause.active
 
