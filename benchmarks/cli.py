@@ -12,6 +12,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
+from benchmarks.network.deployed import command as deployed
 from benchmarks.network.load import command as load
 from benchmarks.network.wire import command as wire
 from benchmarks.studies import partition
@@ -43,6 +44,7 @@ COMMANDS = (
     aggregate,
     durability,
     wire,
+    deployed,
     load,
     fleet,
     peers,
