@@ -105,7 +105,6 @@ class Observer:
         levels = tuple(sorted({1.0, *self._policy.offered_levels()}, reverse=True))
         settle = getattr(self._probe, "settle", None)
         if settle is not None:  # the last values of slow sensors may be from the round before
-            self._snapshot()
             settle(min(SETTLE_S, opened.bid_s / 2))
         return Sight(
             snapshot=self._snapshot(),

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from edge_sdk.train.backend import Backend
 
 HISTORY = "history.json"
+LASTS_S = 1.0
+"""Seconds for which a snapshot is good while a device trains; each decision takes a new one."""
 
 
 class BoardProbe:
@@ -63,7 +65,7 @@ def make_probe(config: DeviceConfig) -> Probe:
     """The probe for this machine. Raises `ConfigError`."""
     from edge_sdk.machine.probe import choose_probe
 
-    return with_board(config, choose_probe(name=config.probe))
+    return with_board(config, choose_probe(name=config.probe, lasts_s=LASTS_S))
 
 
 def with_board(config: DeviceConfig, probe: Probe) -> Probe:

@@ -35,7 +35,7 @@ from edge_sdk.decide.costs.model import (
     narrow_bytes,
 )
 from edge_sdk.decide.costs.work import batch_bytes, forward_work, work_at
-from edge_sdk.machine.energy import EnergyMeter, probed_watts
+from edge_sdk.machine.energy import EnergyMeter, Watts, probed_watts
 from edge_sdk.machine.resident import resident_bytes
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
@@ -46,6 +46,9 @@ from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
 
 log = logging.getLogger(__name__)
+
+SENSORS_S = 60.0
+"""Seconds after which it is found out again which sensors tell the power."""
 
 
 class Costing:
@@ -88,6 +91,7 @@ class Costing:
         """Bytes by which training has made this process larger."""
         self._failed_at: float | None = None
         """Bytes that were available for a calibration that failed."""
+        self._watts: tuple[float, Watts] | None = None
         self._machine = this_machine(
             backend.plan, probe.snapshot(), providers=providers, threads=threads
         )
@@ -146,7 +150,7 @@ class Costing:
                 levels=self._levels,
                 room_bytes=None if math.isinf(room) else room,
                 held_bytes=self._held_bytes,
-                watts=probed_watts(self._probe),
+                watts=self.watts(),
                 limit_s=limit_s,
                 clock=self._clock,
             )
@@ -159,6 +163,13 @@ class Costing:
         kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
         self._keep()
+
+    def watts(self) -> Watts:
+        """Return a reader of the device's power. Which sensors tell it is found out once a minute."""
+        now = time.monotonic()
+        if self._watts is None or now - self._watts[0] >= SENSORS_S:
+            self._watts = now, probed_watts(self._probe)
+        return self._watts[1]
 
     def _room(self) -> float:
         """Bytes that a calibration may use; infinite: unknown."""
@@ -225,7 +236,7 @@ class Meter:
         self.seconds = 0.0
         model = costing._model
         idle_w = None if model is None else model.calibration.idle_w
-        self.measured = EnergyMeter(probed_watts(costing._probe), idle_w=idle_w)
+        self.measured = EnergyMeter(costing.watts(), idle_w=idle_w)
 
     def __enter__(self) -> Meter:
         self._started = self._costing._clock()
