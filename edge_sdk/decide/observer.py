@@ -25,6 +25,7 @@ from edge_sdk.decide.decision import ON_MAINS, Decision, Policy, Sight, forward_
 from edge_sdk.decide.gates import Gate, closed_gate
 from edge_sdk.machine.snapshot import Probe, Snapshot
 from edge_sdk.program.files import write_whole
+from edge_sdk.program.records import replace
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.train.backend import Job
@@ -45,6 +46,13 @@ class Costs(Protocol):
 
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """Predict a survey's forward pass of its level of this number over so many samples."""
+
+    @property
+    def is_off(self) -> bool:
+        """True if predictions are so wrong that costs are to be measured again."""
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """Measure the costs again if they are off, unless told to stop; takes seconds."""
 
     def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Metered:
         """Measure the training inside its block; `job`: what is trained, None: all at `level`.
@@ -94,6 +102,8 @@ class Observer:
         self._looked_s = -LOOK_S
         self._closed: Gate | None = None
         self._last: tuple[str, int, Decision] | None = None
+        self._written = self._history
+        """The history as its file has it."""
 
     @property
     def history(self) -> History:
@@ -119,9 +129,22 @@ class Observer:
         )
 
     def decided(self, opened: RoundOpen, decision: Decision) -> None:
-        """Remember a decision and its new history."""
+        """Remember a decision and its new history.
+
+        If the device is going to train, the history is written when it has: one write for both.
+        """
         self._last = (opened.run, opened.round, decision)
-        self._remember(decision.history)
+        self._remember(decision.history, later=decision.level is not None)
+
+    @property
+    def is_off(self) -> bool:
+        """True if costs are to be measured again, when there is time for that."""
+        return self._costs is not None and self._costs.is_off
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """Measure costs again if they are off: seconds, for a device with nothing else to do."""
+        if self._costs is not None:
+            self._costs.renew(should_stop)
 
     def recalled(self, opened: RoundOpen) -> Decision | None:
         """Return the earlier decision on this round; None: the round is new.
@@ -155,15 +178,18 @@ class Observer:
         """
         self._looked_s, self._closed = self._clock() - LOOK_S, None
         if self._costs is None:
-            yield
+            try:
+                yield
+            finally:
+                self._remember(self._history)
             return
         meter, drained = self._costs.metered(opened, level, job), self._is_on_battery()
         try:
             with meter:
                 yield
         finally:
-            if meter.joules is not None and (drained or self._is_on_battery()):
-                self._remember(self._history.spent(meter.joules))
+            spends = meter.joules is not None and (drained or self._is_on_battery())
+            self._remember(self._history.spent(meter.joules or 0.0) if spends else self._history)
 
     def closed_gate(self) -> Gate | None:
         """Return the gate that stops training now; None: go on. Checks at most once a second."""
@@ -182,12 +208,15 @@ class Observer:
         battery = self._snapshot().battery
         return battery.present is not False and not battery.charging
 
-    def _remember(self, history: History) -> None:
+    def _remember(self, history: History, *, later: bool = False) -> None:
+        """Note the history, and write it if more than the times of rounds has changed."""
         self._history = history
-        if self._path is None:
+        times = {"opened_s": history.opened_s, "interval_s": history.interval_s}
+        if self._path is None or later or replace(self._written, **times) == history:
             return
         try:
             save_history(self._path, history)
+            self._written = history
         except OSError as error:
             log.warning("the energy spent is lost if this program stops: %s", error)
 

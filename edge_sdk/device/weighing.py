@@ -121,6 +121,7 @@ def make_costing(
             closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
         ),
         clock=time.perf_counter if emulation is None else emulation.clock,
+        busy=time.process_time if emulation is None else None,
     )
 
 

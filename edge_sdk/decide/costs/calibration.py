@@ -176,6 +176,7 @@ def calibrate(
     watts: Watts | None = None,
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.perf_counter,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Calibration:
     """Time training steps: the smallest and the largest level, a batch and a quarter of it.
 
@@ -183,8 +184,8 @@ def calibrate(
     `held_bytes`: memory that earlier trainings left in this process. `watts`: a sensor; it adds a
     second of rest. Blocks for about `limit_s`, longer only where a first step takes longer.
 
-    Raises `TrainingError` when not even the smallest level can be tried, and what the backend
-    raises.
+    Raises `TrainingError` when not even the smallest level can be tried, `TrainingStopped` when
+    told to stop, and what the backend raises.
     """
     data = backend.data
     if data is None:
@@ -201,7 +202,7 @@ def calibrate(
             if samples and _too_slow(samples[-1], work, left_s):
                 break
             share_s = left_s * _share([case[2] for case in cases[number:]])
-            times, total_s = _time_steps(backend, data, level, size, share_s, clock)
+            times, total_s = _time_steps(backend, data, level, size, share_s, clock, should_stop)
             grown = max(1.0, peak_resident_bytes() - start_bytes + held_bytes)
             samples.append(_sample(level, work, times, total_s, grown))
     return Calibration(
@@ -297,6 +298,7 @@ def _time_steps(
     size: int,
     share_s: float,
     clock: Callable[[], float],
+    should_stop: Callable[[], bool],
 ) -> tuple[list[float], float]:
     """Return seconds of each step, and of the whole training; the graph is opened before.
 
@@ -323,9 +325,9 @@ def _time_steps(
     for constant in (0, 1):
         job = _job(backend.plan, level, constant)
         try:
-            backend.train(job, batches(1))  # opens the graph
+            backend.train(job, batches(1), should_stop=should_stop)  # opens the graph
             started = clock()
-            backend.train(job, batches(1 + MOST_STEPS))
+            backend.train(job, batches(1 + MOST_STEPS), should_stop=should_stop)
             total_s = clock() - started
             return [after - before for before, after in pairwise(stamps)], total_s
         except NonFiniteError as error:

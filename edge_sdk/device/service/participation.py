@@ -247,6 +247,16 @@ class TakingPart:
         )
 
     @property
+    def costs_are_off(self) -> bool:
+        """True if the costs of levels are to be measured again, when there is time for that."""
+        return self._observer.is_off
+
+    def renew_costs(self, should_stop: Callable[[], bool]) -> list[Sent]:
+        """Measure the costs of levels again: seconds, for an idle device. Sends nothing."""
+        self._observer.renew(lambda: should_stop() or self._should_stop())
+        return []
+
+    @property
     def is_idle(self) -> bool:
         """True while the device neither decides nor waits for an assignment."""
         return self._app.phase is DevicePhase.IDLE

@@ -33,7 +33,6 @@ from edge_sdk.program.files import (
     remove,
     remove_folder,
     remove_leftovers,
-    sync_folder,
     write_whole,
 )
 from edge_sdk.program.logs import fact
@@ -172,12 +171,13 @@ class FolderMovements:
             return
         if rejected and round == self.copy:
             self.copy = None
+        # Not synced: the next movement syncs the folder. After a power cut before that the movement
+        # is offered once more, as if the receipt had been lost.
         path = self._path(round, WAITING)
         if round == self.copy:
-            move(path, self._path(round, COPY))
+            move(path, self._path(round, COPY), synced=False)
         else:
             remove(path)
-            sync_folder(self._folder)
         self.waiting -= {round}
 
     def again(self, round: int, *, answers: int | None = None) -> StoredMovement:

@@ -6,7 +6,9 @@ while bytes come in: on a slow link, repeated requests would delay each other. O
 had to answer, it is asked first for the next chunks; once a topic brings a chunk, topics come first
 again.
 
-At most WINDOW chunks are under way. This is the flow control: nothing queues on the broker.
+At most WINDOW chunks are under way, or up to four times as many small ones. This is the flow control:
+nothing queues on the broker. More are asked for when half of the window is free, together: a message
+for each costs more than a small chunk.
 
 A fetch ends early when its chunks are useless by now, and when the topic of an awaited chunk is
 cleared: then its version is gone, and the coordinator will not answer.
@@ -52,6 +54,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WINDOW = 8
+WHOLE_BYTES = 2**18
+"""Size from which a chunk counts as one of the window."""
+LEAST_SHARE = 0.25
+"""Least that a small one counts."""
 RETRY_S = 4.0
 IDLE_S = 60.0
 """Seconds without a chunk after which a fetch fails."""
@@ -77,16 +83,28 @@ class Ask:
 class _Awaited:
     due_s: float
     subscribed: bool
+    share: float
+    """Part of the window that it takes, in chunks."""
 
 
 class Pull:
     """Decides which chunks to ask for, when and how. Time comes in with every call, in seconds."""
 
     def __init__(
-        self, hashes: Iterable[bytes], now: float, *, direct: bool = False, window: int = WINDOW
+        self,
+        hashes: Iterable[bytes],
+        now: float,
+        *,
+        direct: bool = False,
+        window: int = WINDOW,
+        sizes: Mapping[bytes, int] | None = None,
     ) -> None:
-        """`direct`: ask the coordinator first, not the retained topics."""
+        """`direct`: ask the coordinator first, not the retained topics. `sizes`: bytes of chunks,
+        as far as they are known.
+        """
         self.direct = direct
+        self._sizes = sizes or {}
+        self._taken = 0.0
         self.moved_s = now
         """Time at which the last chunk came."""
         self._waiting = deque(dict.fromkeys(hashes))
@@ -109,6 +127,7 @@ class Pull:
         awaited = self._awaited.pop(hash, None)
         if awaited is None:
             return False
+        self._taken -= awaited.share
         if awaited.subscribed:
             self._done.append(hash)
         self.direct = direct
@@ -125,8 +144,7 @@ class Pull:
 
         `silence_s`: seconds since anything came over the link, be it a part of a chunk.
         """
-        ask = Ask(drop=self._done)
-        self._done = []
+        ask = Ask()
         for hash, awaited in self._awaited.items():
             if awaited.due_s <= now and silence_s < RETRY_S:
                 awaited.due_s = now + RETRY_S - silence_s
@@ -134,10 +152,18 @@ class Pull:
                 awaited.due_s, awaited.subscribed = now + RETRY_S, True
                 ask.subscribe.append(hash)
                 ask.want.append(hash)
-        while self._waiting and len(self._awaited) < self._window:
-            hash = self._waiting.popleft()
-            self._awaited[hash] = _Awaited(now + RETRY_S, not self.direct)
-            (ask.want if self.direct else ask.subscribe).append(hash)
+        if self._taken <= self._window / 2 or not self._awaited:
+            ask.drop.extend(self._done)
+            self._done.clear()
+            while self._waiting:
+                size = self._sizes.get(self._waiting[0], WHOLE_BYTES)
+                share = min(1.0, max(LEAST_SHARE, size / WHOLE_BYTES))
+                if self._awaited and self._taken + share > self._window:
+                    break
+                hash = self._waiting.popleft()
+                self._taken += share
+                self._awaited[hash] = _Awaited(now + RETRY_S, not self.direct, share)
+                (ask.want if self.direct else ask.subscribe).append(hash)
         return ask
 
     def give_up(self) -> Ask:
@@ -187,8 +213,9 @@ class Fetcher:
         hashes: Sequence[bytes],
         *,
         overtaken: Callable[[], bool] = lambda: False,
+        sizes: Mapping[bytes, int] | None = None,
     ) -> ChunkCache:
-        """Get these chunks, which stay in the cache until the next fetch.
+        """Get these chunks, which stay in the cache until the next fetch. `sizes`: see `Pull`.
 
         `overtaken` tells if they are useless by now; `wake` lets the fetch ask it.
         Raises `FetchError` when none came for IDLE_S, when one is gone for good, or when it is
@@ -197,7 +224,7 @@ class Fetcher:
         self._cache.use(hashes)
         now = self._clock()
         missing = [each for each in dict.fromkeys(hashes) if each not in self._cache]
-        pull = Pull(missing, now, direct=self._direct)
+        pull = Pull(missing, now, direct=self._direct, sizes=sizes)
         with self._changed:
             self._arrivals.clear()
             self._awaiting = True
@@ -241,9 +268,10 @@ class Fetcher:
         hashes: Sequence[bytes],
         work: Callable[[ChunkCache], T],
         overtaken: Callable[[], bool] = lambda: False,
+        sizes: Mapping[bytes, int] | None = None,
     ) -> T:
         """Do some work with these chunks; if it fails, they are pulled again next time."""
-        chunks = self.fetch(hashes, overtaken=overtaken)
+        chunks = self.fetch(hashes, overtaken=overtaken, sizes=sizes)
         try:
             return work(chunks)
         except MessageError as error:
@@ -364,6 +392,7 @@ class PulledModel:
             hashes,
             lambda chunks: unpack_model(self._plan, index, groups, chunks),
             lambda: self._overtaken(opened.round),
+            index.chunk_sizes,
         )
 
     def _index_of(self, opened: RoundOpen | Survey, what: str, blob: Blob | None) -> ModelIndex:

@@ -70,6 +70,17 @@ class ModelIndex:
     chunk_bytes: int
     packs: tuple[Blob, ...]
 
+    @property
+    def chunk_sizes(self) -> dict[bytes, int]:
+        """Bytes of every chunk."""
+        sizes: dict[bytes, int] = {}
+        for blob in self.packs:
+            sizes |= dict.fromkeys(blob.chunks[:-1], self.chunk_bytes)
+            if blob.chunks:
+                last = blob.size - self.chunk_bytes * (len(blob.chunks) - 1)
+                sizes.setdefault(blob.chunks[-1], last)
+        return sizes
+
 
 def pack_model(
     plan: ModelPlan, encoded: EncodedModel, buffers: Mapping[str, Array], chunk_bytes: int
