@@ -38,7 +38,7 @@ from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GraphError, NonFiniteError, TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, arrays_in_one
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.streams import stream
@@ -58,8 +58,9 @@ MOST_STEPS = 15
 """Steps timed in each case, besides the first."""
 BATCH = 32
 """Batch size for calibration, with a quarter of it, while the rounds' batch is unknown."""
-RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
-"""A rate so low that random weights stay as they are; with momentum, as in most rounds."""
+RULE = LocalRule(learning_rate=1e-6)
+"""A rate so low that random weights stay as they are. Without momentum: a calibration must not take
+more memory than the rounds do."""
 
 
 # -- validity of a calibration -------------------------------------------------------------------
@@ -341,9 +342,13 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
     random = stream(0, "calibration", "weights")
     groups = largest_groups(plan, level)
     kept = plan.kept_atoms(plan.choose(groups))
+    shapes = {each.name: (_shape(each, kept), np.dtype(np.float32)) for each in plan.tensors}
+    weights, _ = arrays_in_one(shapes)
+    for array in weights.values():
+        _fill(array, random)
     return Job(
         groups=groups,
-        weights={each.name: _weights(_shape(each, kept), random) for each in plan.tensors},
+        weights=weights,
         buffers={
             each.name: np.full(
                 _shape(each, kept), 1 if each.statistic else constant, dtype=each.dtype
@@ -352,6 +357,7 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
         },
         rule=RULE,
         mask_stream=random,
+        owned=True,
     )
 
 
@@ -359,10 +365,9 @@ def _shape(tensor: Tensor, kept: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim.at(kept) for dim in tensor.dims)
 
 
-def _weights(shape: tuple[int, ...], random: np.random.Generator) -> Array:
-    values = random.standard_normal(shape, dtype=np.float32)
-    values *= np.float32(1 / sqrt(max(1, prod(shape[1:]))))
-    return values
+def _fill(weights: Array, random: np.random.Generator) -> None:
+    random.standard_normal(dtype=np.float32, out=weights)
+    weights *= np.float32(1 / sqrt(max(1, prod(weights.shape[1:]))))
 
 
 def _array(spec: ArraySpec, size: int, random: np.random.Generator) -> Array:

@@ -131,7 +131,7 @@ class Costing:
 
     def renew(self, should_stop: Callable[[], bool]) -> None:
         """See `Costs`."""
-        if self._model is not None and self._model.learned.is_off:
+        if self._model is not None and self._model.learned.is_off and not should_stop():
             learned = self._model.learned
             why = f"predictions are off by {learned.off:.0%}"
             self._measure(why, learned.recalibrated(), should_stop=should_stop)

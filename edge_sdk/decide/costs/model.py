@@ -493,7 +493,9 @@ class CostModel:
         rule, encoding = opened.local_rule, opened.up
         largest = max(each.weight_bytes for each in self.calibration.samples)
         grown = self._grown
-        arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding, opened.variates)
+        # A calibration has no velocity.
+        arrays = ARRAYS_BESIDES + (rule.momentum > 0)
+        arrays += _more_arrays(rule, encoding, opened.variates)
 
         def predicted(level: float) -> float:
             work = self._work_at(level, batch)

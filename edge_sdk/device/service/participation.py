@@ -328,9 +328,9 @@ class TakingPart:
         return bid
 
     def _upload(self, movement: Movement | StoredMovement) -> Outgoing:
-        answers: int | None = None
+        answers, sha256 = None, None
         if isinstance(movement, StoredMovement):
-            data, answers = movement.data, movement.answers
+            data, answers, sha256 = movement.data, movement.answers, movement.sha256
         else:  # the disk had no room for it
             data = memoryview(encode_movement(movement))
         return Outgoing(
@@ -340,6 +340,7 @@ class TakingPart:
             round=movement.round,
             answers=answers,
             chunk_bytes=self.notice.chunk_bytes,
+            sha256=sha256,
         )
 
 

@@ -40,9 +40,8 @@ from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.protocol.packs.index import (
     MAX_INDEX_BYTES,
     ModelIndex,
+    Unpacking,
     decode_index,
-    needed_chunks,
-    unpack_model,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
@@ -214,16 +213,22 @@ class Fetcher:
         *,
         overtaken: Callable[[], bool] = lambda: False,
         sizes: Mapping[bytes, int] | None = None,
+        take: Callable[[bytes, bytes], object] | None = None,
     ) -> ChunkCache:
         """Get these chunks, which stay in the cache until the next fetch. `sizes`: see `Pull`.
 
+        `take` is given every chunk, checked, as it comes, those of the cache first.
         `overtaken` tells if they are useless by now; `wake` lets the fetch ask it.
         Raises `FetchError` when none came for IDLE_S, when one is gone for good, or when it is
         told to stop.
         """
         self._cache.use(hashes)
         now = self._clock()
-        missing = [each for each in dict.fromkeys(hashes) if each not in self._cache]
+        missing = [
+            hash
+            for hash in dict.fromkeys(hashes)
+            if hash not in self._cache or not (take is None or self._give(hash, take))
+        ]
         pull = Pull(missing, now, direct=self._direct, sizes=sizes)
         with self._changed:
             self._arrivals.clear()
@@ -232,7 +237,7 @@ class Fetcher:
             while pull.left:
                 self._perform(pull.ask(self._clock(), self._link.silence_s(bulk=True)))
                 self._wait(pull, pull.moved_s + IDLE_S)
-                self._take(pull)
+                self._take(pull, take)
                 if self._should_stop():
                     raise FetchError("the device is stopping")
                 if pull.left and overtaken():
@@ -249,7 +254,21 @@ class Fetcher:
                 self._awaiting = False
                 self._arrivals.clear()
             self._perform(pull.give_up())
+            self._cache.rest()
         return self._cache
+
+    def _give(self, hash: bytes, take: Callable[[bytes, bytes], object]) -> bool:
+        """Give a chunk of the cache to `take`; one that is damaged is dropped, to be pulled."""
+        try:
+            chunk = self._cache[hash]
+        except KeyError:
+            return False
+        if chunk_hash(chunk) != hash:
+            log.warning("chunk %s on this device's disk is damaged: pulled again", hash.hex())
+            self._cache.drop([hash])
+            return False
+        take(hash, chunk)
+        return True
 
     def fetch_blob(
         self,
@@ -268,10 +287,9 @@ class Fetcher:
         hashes: Sequence[bytes],
         work: Callable[[ChunkCache], T],
         overtaken: Callable[[], bool] = lambda: False,
-        sizes: Mapping[bytes, int] | None = None,
     ) -> T:
         """Do some work with these chunks; if it fails, they are pulled again next time."""
-        chunks = self.fetch(hashes, overtaken=overtaken, sizes=sizes)
+        chunks = self.fetch(hashes, overtaken=overtaken)
         try:
             return work(chunks)
         except MessageError as error:
@@ -286,7 +304,7 @@ class Fetcher:
             if not self._arrivals and not self._should_stop():
                 self._changed.wait(max(0.0, until - now))
 
-    def _take(self, pull: Pull) -> None:
+    def _take(self, pull: Pull, take: Callable[[bytes, bytes], object] | None) -> None:
         while True:
             with self._changed:
                 if not self._arrivals:
@@ -304,6 +322,8 @@ class Fetcher:
                     )
             elif pull.arrived(hash, self._clock(), direct=direct):
                 self._cache.put(hash, chunk)
+                if take is not None:
+                    take(hash, chunk)
 
     def _perform(self, ask: Ask) -> None:
         for hash in ask.drop:
@@ -341,8 +361,13 @@ class PulledModel:
         return self._fetcher.fetch_blob(blob, max_bytes, what, lambda: self._overtaken(0))
 
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
-        """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
-        return self.fetch_groups(opened, assignment.groups)
+        """See `ModelSource`. Raises `FetchError` and what `Unpacking` raises."""
+        blocks, buffers = self.fetch_groups(opened, assignment.groups)
+        blocks.values.flags.writeable = True
+        return blocks, buffers
+
+    gives_away = True
+    """See `ModelSource`."""
 
     def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
         """See `ModelSource`. Raises as `fetch`."""
@@ -387,13 +412,14 @@ class PulledModel:
         self, opened: RoundOpen | Survey, what: str, blob: Blob | None, groups: Groups
     ) -> tuple[Blocks, dict[str, Array]]:
         index = self._index_of(opened, what, blob)
-        hashes = needed_chunks(self._plan, index, groups)
-        return self._fetcher.read(
-            hashes,
-            lambda chunks: unpack_model(self._plan, index, groups, chunks),
-            lambda: self._overtaken(opened.round),
-            index.chunk_sizes,
+        unpacking = Unpacking(self._plan, index, groups)
+        self._fetcher.fetch(
+            unpacking.needed,
+            overtaken=lambda: self._overtaken(opened.round),
+            sizes=index.chunk_sizes,
+            take=unpacking.take,
         )
+        return unpacking.result()
 
     def _index_of(self, opened: RoundOpen | Survey, what: str, blob: Blob | None) -> ModelIndex:
         if blob is None:
