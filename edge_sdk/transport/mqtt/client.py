@@ -25,6 +25,7 @@ NEWEST, OLDEST = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 
 _HEADER_BYTES = 5
 _MAX_RECEIVE = 65_535
+_AHEAD_BYTES = 2**12
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +50,8 @@ class GatedClient(paho.Client):
             reconnect_on_failure=False,
         )
         self.gate = PacketGate(max_bytes - _HEADER_BYTES, has_properties=version is NEWEST)
+        self._ahead = b""
+        """Bytes that came with the ones asked for."""
         self._version = version
         self._max_bytes = max_bytes
 
@@ -61,10 +64,24 @@ class GatedClient(paho.Client):
         properties.MaximumPacketSize = self._max_bytes
         self.connect(host, port, keepalive_s, clean_start=True, properties=properties)
 
+    @property
+    def holds(self) -> bool:
+        """True if there are bytes to read that no selector knows of."""
+        return bool(self._ahead)
+
     def _sock_recv(self, bufsize: int) -> bytes:
         # The one place through which paho reads. It takes `OSError` for a lost connection, and
         # `BlockingIOError` for nothing to read yet.
-        return self.gate.read(bufsize, super()._sock_recv)
+        return self.gate.read(bufsize, self._receive)
+
+    def _receive(self, size: int) -> bytes:
+        """Receive; several short packets, or the first part of a long one, at once."""
+        if not self._ahead:
+            if size >= _AHEAD_BYTES:
+                return super()._sock_recv(size)
+            self._ahead = super()._sock_recv(_AHEAD_BYTES)
+        data, self._ahead = self._ahead[:size], self._ahead[size:]
+        return data
 
     def _packet_queue(self, command: int, packet: Any, *more: Any, **named: Any) -> Any:
         # paho sends `packet[sent:]`, which is no copy of a view.

@@ -58,6 +58,9 @@ MAX_ASKED = 8
 """Most filters in one packet, for chunks, which come and go by the dozen; some brokers take no more.
 Filters of messages are asked for one by one, since what a broker retains comes in their order."""
 
+READS = 32
+"""Packets that are taken one after the other, at most, before anything else is done."""
+
 LOOK_AFTER_S = 0.25
 """Seconds between two looks at keepalive and the network, at most."""
 
@@ -387,13 +390,17 @@ class _Session:
             selector.modify(connected, interest)
         timeout_s = 0.1 if of._ending.is_set() else min(5.0, self._settings.keepalive_s / 8)
         # TLS may hold bytes that the selector cannot see.
-        held = isinstance(connected, ssl.SSLSocket) and connected.pending() > 0
+        held = client.holds or (isinstance(connected, ssl.SSLSocket) and connected.pending() > 0)
         ready = {key.fileobj: mask for key, mask in selector.select(0 if held else timeout_s)}
         if of._alarm in ready:
             self._hear_alarm()
         if held or ready.get(connected, 0) & selectors.EVENT_READ:
             of.heard_s = time.monotonic()
             result = client.loop_read()
+            for _ in range(READS):
+                if not client.holds or client.socket() is None:
+                    break
+                client.loop_read()
             if result == paho.MQTT_ERR_PROTOCOL and not (self._welcomed or self._reason):
                 # paho reports this for a refused version, and for anything it cannot read.
                 self._reason = reasons.refusal(self._settings, reasons.OTHER_VERSION)
