@@ -10,7 +10,6 @@ import platform
 import signal
 import sys
 from collections.abc import Mapping, Sequence
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from edge_sdk import TesseraError, __version__
 from edge_sdk.device.infer import add_infer
 from edge_sdk.join.commands import add_commands as add_join_commands
-from edge_sdk.program.command import run_command
+from edge_sdk.program.command import LaterParser, run_command
 from edge_sdk.program.completion import add_completion
 
 if TYPE_CHECKING:
@@ -52,7 +51,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=LaterParser)
     _add_run(commands)
     add_join_commands(commands, lambda path: main(["run", "--config", str(path)]))
     _add_init(commands)
@@ -128,10 +127,7 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
-    from edge_sdk.device.config import DeviceConfig
-    from edge_sdk.program.settings.reference import add_flags
-
-    run = commands.add_parser(
+    run: LaterParser = commands.add_parser(
         "run",
         help="take part in training a task",
         description=(
@@ -155,9 +151,16 @@ def _add_run(commands: Any) -> None:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
-    add_flags(run, DeviceConfig, FLAGS)
+
+    def fill() -> None:
+        from edge_sdk.device.config import DeviceConfig
+        from edge_sdk.program.settings.reference import add_flags
+
+        run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
+        add_flags(run, DeviceConfig, FLAGS)
+
     run.set_defaults(run=_run)
+    run.fill_later(fill)
 
 
 def _add_init(commands: Any) -> None:
@@ -299,6 +302,8 @@ def gather_info() -> dict[str, str | int | list[str] | None]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

@@ -1,4 +1,6 @@
-"""`tessera-bench deployed`: CPU and memory of deployed devices beside a bare torch loop."""
+"""`tessera-bench deployed`: CPU and memory of deployed devices beside a bare torch loop, and what
+programs take to start.
+"""
 
 from __future__ import annotations
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from rich.table import Table
 
     from benchmarks.network.deployed.measure import DeployedRow
+    from benchmarks.network.deployed.start import StartRow
+
+PARTS = ("start", "j", "l")
+TURNS, QUICK_TURNS = 8, 3
 
 
 def add_parser(commands: Any) -> None:
@@ -30,13 +36,16 @@ def add_parser(commands: Any) -> None:
             "10 devices that take 20 steps a round, and L, a perceptron of 25 million parameters "
             "on 4 devices that take 4. Compares the CPU time of a device's program in a round with "
             "that of a bare torch loop for the same steps, in the same run, and says which parts "
-            "of the device it goes to. With --against, every other device runs the code of "
-            "another checkout, in the same rounds."
+            "of the device it goes to. Before that it starts programs: their help, and a device "
+            "until it is connected, beside `import numpy`. With --against, every other device runs "
+            "the code of another checkout, in the same rounds."
         ),
-        example="deployed --quick --jobs j",
+        example="deployed --quick --parts j",
         quick="fewer rounds",
     )
-    parser.add_argument("--jobs", type=names, metavar="A,B", help="jobs by name (default j,l)")
+    parser.add_argument(
+        "--parts", type=names, metavar="A,B", help=f"what to measure (default {','.join(PARTS)})"
+    )
     parser.add_argument("--rounds", type=int, metavar="N", help="measured rounds of every job")
     parser.add_argument(
         "--against", type=Path, metavar="DIR", help="another checkout, to be compared with this one"
@@ -46,9 +55,9 @@ def add_parser(commands: Any) -> None:
 def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.network.deployed.job import JOBS, QUICK_ROUNDS
 
-    wanted = arguments.jobs or tuple(job.name for job in JOBS)
-    if unknown := [name for name in wanted if name not in QUICK_ROUNDS]:
-        raise UsageError(f"unknown job {unknown[0]!r}; choose from {', '.join(QUICK_ROUNDS)}")
+    wanted = arguments.parts or PARTS
+    if unknown := [name for name in wanted if name not in PARTS]:
+        raise UsageError(f"unknown part {unknown[0]!r}; choose from {', '.join(PARTS)}")
     if arguments.rounds is not None and arguments.rounds < 1:
         raise UsageError(f"--rounds {arguments.rounds}: must be at least 1")
     if arguments.against is not None and not (arguments.against / "edge_sdk").is_dir():
@@ -63,6 +72,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         measure_deployed,
         ticks,
     )
+    from benchmarks.network.deployed.start import measure_start, start_figures
     from benchmarks.network.stage.processes import MEASURABLE
     from benchmarks.network.stage.programs import write_bytecode
     from benchmarks.network.stage.tasks import prepare_perceptron
@@ -74,29 +84,53 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         jobs = [job.with_rounds(QUICK_ROUNDS[job.name]) for job in jobs]
     if arguments.rounds is not None:
         jobs = [job.with_rounds(arguments.rounds) for job in jobs]
-    rows = []
+    turns = (QUICK_TURNS if arguments.quick else TURNS) if "start" in wanted else 0
+    rows, starts = [], list["StartRow"]()
     with (
-        progress("deployed", sum(map(ticks, jobs))) as part,
+        progress("deployed", sum(map(ticks, jobs)) + (turns and turns + 1)) as part,
         TemporaryDirectory(prefix="tessera-bench-") as bytecode,
     ):
+        if turns:
+            starts = measure_start(turns, Path(bytecode), part)
         write_bytecode(Path(bytecode))
         for job in jobs:
             task = prepare_perceptron(job.widths)
             rows.append(measure_deployed(job, task, Path(bytecode), arguments.against, part))
     return Measured(
         figures=[
-            figure
-            for row, job in zip(rows, jobs, strict=True)
-            for figure in deployed_figures(row, job)
+            *start_figures(starts),
+            *(
+                figure
+                for row, job in zip(rows, jobs, strict=True)
+                for figure in deployed_figures(row, job)
+            ),
         ],
-        shown=list(_tables(rows)),
+        shown=[*_start_tables(starts), *_tables(rows)],
         packages=("torch", "onnxruntime", "numpy", "paho-mqtt"),
         config={"jobs": [asdict(job) for job in jobs]},
-        data={"method": METHOD, "rows": [asdict(row) for row in rows]},
+        data={
+            "method": METHOD,
+            "start": [asdict(row) for row in starts],
+            "rows": [asdict(row) for row in rows],
+        },
     )
 
 
+def _start_tables(rows: Sequence[StartRow]) -> Iterator[Table]:
+    if rows:
+        yield table_of(
+            "CPU of the start of programs",
+            rows,
+            ("program", lambda row: row.program),
+            ("CPU ms", lambda row: f"{row.cpu_ms:.0f}"),
+            ("÷ import\nnumpy", lambda row: f"{row.over_numpy:.2f}"),
+            texts=1,
+        )
+
+
 def _tables(rows: Sequence[DeployedRow]) -> Iterator[Table]:
+    if not rows:
+        return
     yield table_of(
         "Deployed rounds; CPU of a device and round",
         [(row, each) for row in rows for each in row.checkouts],

@@ -50,7 +50,7 @@ CONNECTED = "edge_sdk.device.service.service:DeviceService._connected"
 END_OF_ROUND = "edge_sdk.device.stores.movements:FolderMovements.forget"
 
 
-class Meter:
+class PartsMeter:
     """CPU seconds of parts, by the threads that they run in."""
 
     def __init__(self, path: str) -> None:
@@ -142,7 +142,7 @@ def main(checkout: str, path: str, *arguments: str) -> int:
     """Run the device's program."""
     sys.path[0] = checkout
     if path != "-":
-        meter = Meter(path)
+        meter = PartsMeter(path)
         importlib.import_module("edge_sdk.device.service.service")
         for part, places in PARTS.items():
             for place in places:
