@@ -203,7 +203,7 @@ def choose_probe(
     A root other than / stands for a Linux machine: /proc, /sys and programs are looked up there.
     Raises `ProfileError` for an unknown name.
     """
-    files = Files(root)
+    files = Files(root, clock)
     if name is None:
         name = _recognised(files)
     if name not in get_args(ProbeName):

@@ -84,7 +84,7 @@ class LaterParser(argparse.ArgumentParser):
         self._later = fill
 
     @property
-    def _actions(self) -> list[argparse.Action]:  # type: ignore[override]
+    def _actions(self) -> list[argparse.Action]:
         # All that argparse does with arguments begins here.
         if self._later is not None:
             fill, self._later = self._later, None

@@ -1,7 +1,7 @@
 """CPU of the start of programs, beside `import numpy`: their help, and a device until it connects.
 
-CPU is user and system time of fresh processes, bytecode cached, one thread for linear algebra. Ratios
-are taken within a turn, whose processes ran one right after the other; the median of the turns counts.
+CPU is user and system time of fresh processes, bytecode cached, one thread for linear algebra.
+Ratios are taken within a turn, whose processes ran one right after the other; the median counts.
 """
 
 from __future__ import annotations

@@ -441,8 +441,7 @@ class CostModel:
         work = self._work_at(level, batch)
         own_s, fixed_s = self._step(work), self._fixed(work)
         narrower = [
-            self._step(self._work_at(each, batch))
-            for each in narrower_levels(opened, level)
+            self._step(self._work_at(each, batch)) for each in narrower_levels(opened, level)
         ]
         steps, times = opened.steps, _sam(opened.local_rule)
         once_s = twice_s = _most_dealt([own_s, *narrower], steps)

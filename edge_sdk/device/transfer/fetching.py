@@ -6,9 +6,9 @@ while bytes come in: on a slow link, repeated requests would delay each other. O
 had to answer, it is asked first for the next chunks; once a topic brings a chunk, topics come first
 again.
 
-At most WINDOW chunks are under way, or up to four times as many small ones. This is the flow control:
-nothing queues on the broker. More are asked for when half of the window is free, together: a message
-for each costs more than a small chunk.
+At most WINDOW chunks are under way, or up to four times as many small ones. This is the flow
+control: nothing queues on the broker. More are asked for when half of the window is free, together:
+a message for each costs more than a small chunk.
 
 A fetch ends early when its chunks are useless by now, and when the topic of an awaited chunk is
 cleared: then its version is gone, and the coordinator will not answer.

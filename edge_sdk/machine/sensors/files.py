@@ -46,9 +46,7 @@ T = TypeVar("T")
 class Files:
     """The files below a root. Paths are relative to it, without a leading slash."""
 
-    def __init__(
-        self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic
-    ) -> None:
+    def __init__(self, root: Path = Path("/"), clock: Callable[[], float] = time.monotonic) -> None:
         self.root = root
         self._prefix = os.path.join(root, "")
         self._clock = clock

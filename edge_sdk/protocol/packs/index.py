@@ -165,7 +165,7 @@ class Unpacking:
     """
 
     def __init__(self, plan: ModelPlan, index: ModelIndex, groups: Groups) -> None:
-        """Raises `GroupError` for groups and `MessageError` for an index that do not fit the plan."""
+        """Raises `GroupError` for groups, `MessageError` for an index that do not fit the plan."""
         self._plan, self._index = plan, index
         self._packs, self._chosen = _packs(plan, index), plan.choose(groups)
         self._most = self._packs.sizes(plan, index.encoding)
@@ -201,9 +201,7 @@ class Unpacking:
         for number, offset in self._awaited.pop(name, ()):
             size = self._index.packs[number].size
             if len(chunk) != min(self._index.chunk_bytes, size - offset):
-                raise MessageError(
-                    f"the chunks of pack {number} do not add up to its {size} bytes"
-                )
+                raise MessageError(f"the chunks of pack {number} do not add up to its {size} bytes")
             self._left[number] -= 1
             if self._is_plain(number):
                 self._place(number, offset, chunk)
@@ -266,7 +264,9 @@ class Unpacking:
             read = decode_payload(
                 self._plan, blocks, replace(encoding, zstd=compressed), view[:end]
             )
-            _scatter(read.values, self._values, self._starts[blocks], self._plan.block_sizes[blocks])
+            _scatter(
+                read.values, self._values, self._starts[blocks], self._plan.block_sizes[blocks]
+            )
         rest = np.frombuffer(view[end:], dtype=np.uint8)
         _scatter(rest, self._raw, self._part_starts[parts], self._packs.part_sizes[parts])
 

@@ -3,9 +3,9 @@
 In MQTT 5 the broker is told the largest packet that we take, and keeps larger ones to itself. In
 3.1.1 it cannot be told, and not every broker of version 5 obeys: so there is always a `PacketGate`.
 
-paho builds tables of properties for every packet of MQTT 5, formats log lines that nobody reads, and
-copies payloads several times. Messages without properties, which is all that are sent to us, take a
-shorter way here; any other goes through paho.
+paho builds tables of properties for every packet of MQTT 5, formats log lines that nobody reads,
+and copies payloads several times. Messages without properties, which is all that are sent to us,
+take a shorter way here; any other goes through paho.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class GatedClient(paho.Client):
 
     def _packet_queue(self, command: int, packet: Any, *more: Any, **named: Any) -> Any:
         # paho sends `packet[sent:]`, which is no copy of a view.
-        return super()._packet_queue(command, memoryview(packet), *more, **named)
+        view: Any = memoryview(packet)
+        return super()._packet_queue(command, view, *more, **named)
 
     def _easy_log(self, level: Any, fmt: Any, *arguments: Any) -> None:
         if level == paho.MQTT_LOG_ERR:

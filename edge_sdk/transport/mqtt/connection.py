@@ -55,8 +55,8 @@ PACKET_ROOM_BYTES = 2**12
 """Bytes of a packet besides the message or chunk that it carries, at most: topic, ids, header."""
 
 MAX_ASKED = 8
-"""Most filters in one packet, for chunks, which come and go by the dozen; some brokers take no more.
-Filters of messages are asked for one by one, since what a broker retains comes in their order."""
+"""Most filters in one packet, for chunks, which come and go by the dozen; some brokers take no
+more. Filters of messages are asked for one by one: what a broker retains comes in their order."""
 
 READS = 32
 """Packets that are taken one after the other, at most, before anything else is done."""

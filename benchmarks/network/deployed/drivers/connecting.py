@@ -1,6 +1,6 @@
 """A device as `tessera-device run`, which ends at once when it is connected.
 
-    python connecting.py run --config device.toml
+python connecting.py run --config device.toml
 """
 
 from __future__ import annotations

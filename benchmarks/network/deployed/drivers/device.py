@@ -3,9 +3,9 @@
     python device.py CHECKOUT FILE|- run --config device.toml
 
 Once the device is connected and after every round the file gets a line of JSON: CPU seconds of the
-process and of its parts so far, and its calls of `fsync`. A part's seconds are those of its threads,
-less those of other parts within it. Nothing of a checkout but the SDK is imported, and a part that a
-checkout does not have is left out.
+process and of its parts so far, and its calls of `fsync`. A part's seconds are those of its
+threads, less those of other parts within it. Nothing of a checkout but the SDK is imported, and a
+part that a checkout does not have is left out.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import sys
 import threading
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from typing import Any
 
 PARTS = {
@@ -55,7 +55,7 @@ class PartsMeter:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._spent = Counter[str]()
+        self._spent = defaultdict[str, float](float)
         self._counts = Counter[str]()
         self._running = threading.local()
 
@@ -108,10 +108,11 @@ class PartsMeter:
         setattr(owner, name, told)
 
     def _tell(self) -> None:
-        parts = Counter(self._spent)
+        parts = dict[str, float](self._spent)
         for thread in threading.enumerate():
             if thread.name.startswith(LINK) and thread.ident is not None:
-                parts["link"] += time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                spent = time.clock_gettime(time.pthread_getcpuclockid(thread.ident))
+                parts["link"] = parts.get("link", 0.0) + spent
         said = {"cpu_s": time.process_time(), "parts_s": parts, "counts": self._counts}
         with open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(said) + "\n")
@@ -121,6 +122,7 @@ def _find(place: str) -> tuple[Any, str]:
     """Return the owner and the name; the owner is None where there is no such call."""
     module, _, path = place.partition(":")
     *parents, name = path.split(".")
+    owner: Any = None
     try:
         owner = importlib.import_module(module)
     except ModuleNotFoundError:
