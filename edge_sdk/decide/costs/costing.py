@@ -193,7 +193,7 @@ class Costing:
         self._keep(always=True)
 
     def watts(self) -> Watts:
-        """Return a reader of the device's power; which sensors tell it is found out once a minute."""
+        """Return a reader of the device's power, whose sensors are looked for once a minute."""
         now = time.monotonic()
         if self._watts is None or now - self._watts[0] >= SENSORS_S:
             self._watts = now, probed_watts(self._probe)

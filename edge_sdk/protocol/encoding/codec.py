@@ -127,7 +127,7 @@ def encode_arrays(
     message = room[:size] if room is not None and fits else np.empty(size, np.uint8)
     message[: len(header)] = np.frombuffer(header, np.uint8)
     plan.scatter(arrays, groups, message[len(header) :].view(FLOAT32))
-    return memoryview(message).toreadonly()
+    return message.data.toreadonly()
 
 
 def decode_blocks(

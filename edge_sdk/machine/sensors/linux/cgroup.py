@@ -2,8 +2,8 @@
 
 A limit may be set on any group from our own up to the mount, and each group has its own use, so the
 smallest over all of them counts. psutil and `os` know nothing of this. Which groups we are in is
-read every time; where they are mounted, and which files they have, changes so rarely that it is read
-once a minute.
+read every time; where they are mounted, and which files they have, changes so rarely that it is
+read once a minute.
 """
 
 from __future__ import annotations

@@ -161,12 +161,11 @@ def test_movement_is_what_a_copying_device_would_make(task: PreparedTask, tmp_pa
 
     made = []
     for source in (Chunked(task.model), Copied(task.model)):
-        folder = tmp_path / type(source).__name__
-        app = make_app(task, folder, source)
+        app = make_app(task, tmp_path / type(source).__name__, source)
         for round in (1, 2):
             app.receive(opening(task, round))
             [movement] = app.receive(assigned(task, round))
             assert isinstance(movement, StoredMovement)
-        made.append(np.frombuffer(movement.data, np.uint8)[-task.full_bytes :].tobytes())
-    assert made[0] == made[1]
+            made.append(np.frombuffer(movement.data, np.uint8)[-task.full_bytes :].tobytes())
+    assert made[:2] == made[2:]
     assert np.isfinite(np.frombuffer(made[0], np.float32)).all()
