@@ -154,7 +154,7 @@ def _tables(rows: Sequence[DeployedRow]) -> Iterator[Table]:
             *(
                 (
                     each.checkout,
-                    lambda part, each=each: f"{each.parts_s.get(part, 0.0) * 1e3:.1f}",  # type: ignore[misc]
+                    lambda part, each=each: f"{each.parts_s.get(part, 0.0) * 1e3:.1f}",
                 )
                 for each in row.checkouts
             ),
