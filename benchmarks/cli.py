@@ -12,6 +12,7 @@ from benchmarks.fleet import command as fleet
 from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
+from benchmarks.network.deployed import command as deployed
 from benchmarks.network.ingest import command as ingest
 from benchmarks.network.load import command as load
 from benchmarks.network.many import command as runs
@@ -49,6 +50,7 @@ COMMANDS = (
     durability,
     wire,
     ingest,
+    deployed,
     load,
     runs,
     operate,

@@ -11,7 +11,6 @@ import signal
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,7 +19,7 @@ from edge_sdk import TesseraError, __version__
 from edge_sdk.device.advice.commands import add_owner_commands
 from edge_sdk.device.infer import add_infer
 from edge_sdk.join.commands import add_commands as add_join_commands
-from edge_sdk.program.command import run_command
+from edge_sdk.program.command import LaterParser, run_command
 from edge_sdk.program.completion import add_completion
 
 if TYPE_CHECKING:
@@ -57,7 +56,7 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"tessera-fl {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    commands = parser.add_subparsers(required=True, metavar="command", parser_class=LaterParser)
     _add_run(commands)
     add_join_commands(commands, lambda path: main(["run", "--config", str(path)]))
     _add_init(commands)
@@ -135,10 +134,7 @@ def _add_explain(commands: Any) -> None:
 
 
 def _add_run(commands: Any) -> None:
-    from edge_sdk.device.config import DeviceConfig
-    from edge_sdk.program.settings.reference import add_flags
-
-    run = commands.add_parser(
+    run: LaterParser = commands.add_parser(
         "run",
         help="take part in training a task",
         description=(
@@ -162,9 +158,16 @@ def _add_run(commands: Any) -> None:
         ),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
-    add_flags(run, DeviceConfig, FLAGS)
+
+    def fill() -> None:
+        from edge_sdk.device.config import DeviceConfig
+        from edge_sdk.program.settings.reference import add_flags
+
+        run.add_argument("--config", type=Path, metavar="FILE", help="see tessera-device init")
+        add_flags(run, DeviceConfig, FLAGS)
+
     run.set_defaults(run=_run)
+    run.fill_later(fill)
 
 
 def _add_init(commands: Any) -> None:
@@ -329,6 +332,8 @@ def gather_info() -> dict[str, str | int | list[str] | None]:
 
 
 def _version(package: str) -> str | None:
+    from importlib import metadata
+
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:

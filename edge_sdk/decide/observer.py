@@ -48,6 +48,13 @@ class Costs(Protocol):
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """Predict a survey's forward pass of its level of this number over so many samples."""
 
+    @property
+    def is_off(self) -> bool:
+        """True if predictions are so wrong that costs are to be measured again."""
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """Measure the costs again if they are off, unless told to stop; takes seconds."""
+
     def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Metered:
         """Measure the training inside its block; `job`: what is trained, None: all at `level`.
 
@@ -103,6 +110,8 @@ class Observer:
         self._last: tuple[str, int, Decision] | None = None
         self._passed: tuple[str, int] | None = None
         self._joules: float | None = None
+        self._written = self._history
+        """The history as its file has it."""
 
     @property
     def history(self) -> History:
@@ -126,7 +135,6 @@ class Observer:
         levels = tuple(sorted({1.0, *self._policy.offered_levels()}, reverse=True))
         settle = getattr(self._probe, "settle", None)
         if settle is not None:  # the last values of slow sensors may be from the round before
-            self._snapshot()
             settle(min(SETTLE_S, opened.bid_s / 2))
         return Sight(
             snapshot=self._snapshot(),
@@ -141,9 +149,12 @@ class Observer:
         )
 
     def decided(self, opened: RoundOpen, decision: Decision) -> None:
-        """Remember a decision and its new history."""
+        """Remember a decision and its new history.
+
+        If the device is going to train, the history is written when it has: one write for both.
+        """
         self._last = (opened.run, opened.round, decision)
-        self._heard(decision.history)
+        self._heard(decision.history, later=decision.level is not None)
 
     def passed_over(self, opened: RoundOpen) -> None:
         """Note a round that is skipped without a look at what the device can afford, once."""
@@ -154,10 +165,20 @@ class Observer:
         history = self.history.heard(self._wall())
         self._heard(replace(history, skipped=history.skipped + 1))
 
-    def _heard(self, history: History) -> None:
+    def _heard(self, history: History, *, later: bool = False) -> None:
         if self._account is not None and history.opened_s is not None:
             self._account.heard(history.opened_s)
-        self._remember(history)
+        self._remember(history, later=later)
+
+    @property
+    def is_off(self) -> bool:
+        """True if costs are to be measured again, when there is time for that."""
+        return self._costs is not None and self._costs.is_off
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """Measure costs again if they are off: seconds, for a device with nothing else to do."""
+        if self._costs is not None:
+            self._costs.renew(should_stop)
 
     def recalled(self, opened: RoundOpen) -> Decision | None:
         """Return the earlier decision on this round; None: the round is new.
@@ -191,7 +212,10 @@ class Observer:
         """
         self._looked_s, self._closed, self._joules = self._clock() - LOOK_S, None, None
         if self._costs is None:
-            yield
+            try:
+                yield
+            finally:
+                self._remember(self._history)
             return
         meter, drained = self._costs.metered(opened, level, job), self._is_on_battery()
         try:
@@ -199,10 +223,10 @@ class Observer:
                 yield
         finally:
             self._joules = meter.joules
-            if meter.joules is not None and (drained or self._is_on_battery()):
-                if self._account is not None:
-                    self._account.spent(meter.joules)
-                self._remember(self._history.spent(meter.joules))
+            spends = meter.joules is not None and (drained or self._is_on_battery())
+            if spends and self._account is not None:
+                self._account.spent(meter.joules or 0.0)
+            self._remember(self._history.spent(meter.joules or 0.0) if spends else self._history)
 
     def closed_gate(self) -> Gate | None:
         """Return the gate that stops training now; None: go on. Checks at most once a second."""
@@ -225,12 +249,15 @@ class Observer:
         battery = self._snapshot().battery
         return battery.present is not False and not battery.charging
 
-    def _remember(self, history: History) -> None:
+    def _remember(self, history: History, *, later: bool = False) -> None:
+        """Note the history, and write it if more than the times of rounds has changed."""
         self._history = history
-        if self._path is None:
+        times = {"opened_s": history.opened_s, "interval_s": history.interval_s}
+        if self._path is None or later or replace(self._written, **times) == history:
             return
         try:
             save_history(self._path, history)
+            self._written = history
         except OSError as error:
             log.warning("the energy spent is lost if this program stops: %s", error)
 

@@ -14,6 +14,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT
@@ -55,7 +56,12 @@ from edge_sdk.device.stores.residuals import ArrayStore, Residuals
 from edge_sdk.device.stores.slot import Seat
 from edge_sdk.device.stores.variates import Variates
 from edge_sdk.program.logs import fact
-from edge_sdk.protocol.encoding.codec import decode_blocks, decode_header, encode_blocks
+from edge_sdk.protocol.encoding.codec import (
+    decode_blocks,
+    decode_header,
+    encode_arrays,
+    encode_blocks,
+)
 from edge_sdk.protocol.encoding.encoding import available_encodings
 from edge_sdk.protocol.encoding.top_k import RESIDUAL_ROUNDS
 from edge_sdk.protocol.errors import (
@@ -94,7 +100,10 @@ K = TypeVar("K")
 
 
 class ModelSource(Protocol):
-    """The origin of the global model's blocks."""
+    """The origin of the global model's blocks.
+
+    One whose `gives_away` is true keeps nothing of what it returns: it may be overwritten.
+    """
 
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """Return the blocks and buffers of the assigned groups, as of this round."""
@@ -315,9 +324,11 @@ class DeviceApp(Generic[K]):
             return Failed(f"skip: {slot.ANOTHER}", "task")
         self._check_widths(assignment)
         blocks, buffers = self._source.fetch(assignment, opened)
-        if not opened.variates:
-            return Fetched(blocks, buffers)
-        return Fetched(blocks, buffers, self._source.fetch_control(assignment, opened))
+        # From here on there are arrays alone: a large model is in memory as few times as possible.
+        weights = self._backend.plan.assemble(blocks, assignment.groups)
+        spare = blocks.values if getattr(self._source, "gives_away", False) else None
+        control = self._source.fetch_control(assignment, opened) if opened.variates else None
+        return Fetched(weights, buffers, control, spare)
 
     def _check_widths(self, assignment: Assignment) -> None:
         """Raise `GroupError` unless each width lies within the one before."""
@@ -464,9 +475,12 @@ class DeviceApp(Generic[K]):
 
     def _train(self, work: Train) -> Finished:
         opened, groups, plan = work.opened, work.assignment.groups, self._backend.plan
+        assert not isinstance(work.weights, Blocks)  # noqa: S101  see _fetch
         job = Job(
             groups=groups,
-            weights=plan.assemble(work.blocks, groups),
+            weights=work.weights,
+            owned=True,
+            spare=work.spare,
             buffers=work.buffers,
             rule=opened.local_rule,
             mask_stream=stream(self._seed, self.name, opened.round, "dropout"),
@@ -489,7 +503,7 @@ class DeviceApp(Generic[K]):
         took, joules = self._clock() - started, self._observer.joules
         if joules is not None and not 0 <= joules <= MAX_JOULES:
             joules = None
-        payload = self._encode(opened, groups, plan.scatter(trained.movement, groups))
+        payload = self._encode(opened, groups, trained.movement, trained.spare)
         self._keep_variate(work, payload)
         return Finished(
             Movement(
@@ -516,7 +530,7 @@ class DeviceApp(Generic[K]):
         correction = self._variates.correction(work.opened.round, work.control)
         return self._backend.plan.assemble(correction, work.assignment.groups)
 
-    def _keep_variate(self, work: Train, payload: bytes) -> None:
+    def _keep_variate(self, work: Train, payload: bytes | memoryview) -> None:
         """Keep the change of the own variate until the verdict.
 
         Raises `TrainingError` if the disk is full: a movement that counted without it would leave
@@ -604,13 +618,22 @@ class DeviceApp(Generic[K]):
             return True
         return self._observer.closed_gate() is not None
 
-    def _encode(self, opened: RoundOpen, groups: Groups, movement: Blocks) -> bytes:
-        """Encode a movement; values that top-k leaves out are kept for later."""
+    def _encode(
+        self,
+        opened: RoundOpen,
+        groups: Groups,
+        arrays: Mapping[str, Array],
+        room: NDArray[np.uint8] | None,
+    ) -> bytes | memoryview:
+        """Encode a movement; values that top-k leaves out are kept for later. `room`: memory for
+        it.
+        """
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
         encoding = opened.up.agreed(available_encodings())
         if encoding.kind != "top-k" or not self._settle():
-            return encode_blocks(plan, groups, movement, encoding, random)
+            return encode_arrays(plan, groups, arrays, encoding, random, room)
+        movement = plan.scatter(arrays, groups)
         corrected = self._residuals.corrected(round, movement)
         payload = encode_blocks(plan, groups, corrected, encoding, random)
         try:

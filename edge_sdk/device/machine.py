@@ -65,6 +65,7 @@ Rules:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
@@ -121,12 +122,14 @@ class Decided:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Fetched:
-    """The submodel's blocks and buffers have arrived."""
+    """The submodel's weights, as arrays or blocks, and its buffers have arrived."""
 
-    blocks: Blocks
+    weights: Mapping[str, Array] | Blocks
     buffers: dict[str, Array]
     control: Blocks | None = None
     """The global variate of the same blocks, in a round with variates."""
+    spare: Array | None = None
+    """Memory for as many values, which nobody needs any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,11 +224,14 @@ class Train:
     assignment: Assignment
     level: float
     """The level that the device offered."""
-    blocks: Blocks
+    weights: Mapping[str, Array] | Blocks
+    """See `Fetched`."""
     buffers: dict[str, Array]
     passes: int = 2
     """See `Decision.passes`."""
     control: Blocks | None = None
+    """See `Fetched`."""
+    spare: Array | None = None
     """See `Fetched`."""
 
 
@@ -354,10 +360,11 @@ def handle(state: DeviceState, event: Event) -> Step:
                 _opened(state),
                 _assignment(state),
                 state.offered or 1.0,
-                event.blocks,
+                event.weights,
                 event.buffers,
                 state.passes,
                 event.control,
+                event.spare,
             )
             return replace(state, phase=DevicePhase.TRAINING), [work]
         case Found() if state.phase is DevicePhase.FETCHING:

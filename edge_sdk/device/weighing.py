@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from edge_sdk.train.backend import Backend
 
 HISTORY = "history.json"
+LASTS_S = 1.0
+"""Seconds for which a snapshot is good while a device trains; each decision takes a new one."""
 
 
 class BoardProbe:
@@ -65,7 +67,7 @@ def make_probe(config: DeviceConfig) -> Probe:
     """The probe for this machine. Raises `ConfigError`."""
     from edge_sdk.machine.probe import choose_probe
 
-    return with_board(config, choose_probe(name=config.probe))
+    return with_board(config, choose_probe(name=config.probe, lasts_s=LASTS_S))
 
 
 def with_board(config: DeviceConfig, probe: Probe) -> Probe:
@@ -126,6 +128,7 @@ def make_costing(
             and closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
         ),
         clock=time.perf_counter if emulation is None else emulation.clock,
+        busy=time.process_time if emulation is None else None,
     )
 
 

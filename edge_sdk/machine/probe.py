@@ -89,7 +89,8 @@ class PushedProbe:
 class LocalProbe:
     """This machine: sources are read directly, commands run in the background.
 
-    Earlier sources take precedence over later ones, and all of them over commands.
+    Earlier sources take precedence over later ones, and all of them over commands. Snapshots that
+    are asked for within `lasts_s` of one are the same, aged.
     """
 
     def __init__(
@@ -98,24 +99,36 @@ class LocalProbe:
         sources: Sequence[Source],
         commands: Sequence[Command] = (),
         *,
+        lasts_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.name = name
         self._sources = tuple(sources)
         self._commands = [Background(command, clock) for command in commands]
+        self._lasts_s = lasts_s
+        self._clock = clock
         self._lock = threading.Lock()
         self._told: set[str] = set()
+        self._last: tuple[float, Snapshot] | None = None
+        self._wanted: list[Background] | None = None
+        """Commands that had to fill the last snapshot; None: there was none."""
 
     def snapshot(self) -> Snapshot:
         """See `Probe`."""
         with self._lock:
+            now = self._clock()
+            if self._last is not None and 0 <= (age := now - self._last[0]) < self._lasts_s:
+                return self._last[1].aged(age) if age else self._last[1]
             snapshot = Snapshot()
             for source in self._sources:
                 snapshot = snapshot.filled_from(self._read(source))
+            self._wanted = []
             for command in self._commands:
                 known = snapshot.known()
                 if any(path not in known for path in command.fills):
+                    self._wanted.append(command)
                     snapshot = snapshot.filled_from(self._read(command.latest))
+            self._last = now, snapshot
             return snapshot
 
     def only(self, *parts: str) -> LocalProbe:
@@ -124,6 +137,7 @@ class LocalProbe:
         none, is not read again.
         """
         narrow = copy(self)
+        narrow._last, narrow._wanted, narrow._lasts_s = None, None, 0.0
         with self._lock:
             narrow._sources = tuple(
                 each for each in self._sources if _tells(self._read(each).known(), parts)
@@ -132,15 +146,20 @@ class LocalProbe:
         return narrow
 
     def settle(self, timeout_s: float) -> bool:
-        """Wait for running commands, at most this long; False: some are not done.
-
-        For programs that show one snapshot and end: the first snapshot only starts the commands.
+        """Start the commands that are due, and wait for those that run, at most this long; False:
+        some are not done. The next snapshot reads everything anew.
         """
+        if self._wanted is None:
+            self.snapshot()
+        for command in self._wanted or ():
+            command.latest()
         deadline = time.monotonic() + timeout_s
-        for command in self._commands:
-            if not command.settle(max(0.0, deadline - time.monotonic())):
-                return False
-        return True
+        done = all(
+            command.settle(max(0.0, deadline - time.monotonic())) for command in self._commands
+        )
+        with self._lock:
+            self._last = None
+        return done
 
     def close(self) -> None:
         """Kill running commands; later snapshots learn nothing new from them."""
@@ -175,20 +194,22 @@ def choose_probe(
     root: Path = Path("/"),
     *,
     name: ProbeName | None = None,
+    lasts_s: float = 0.0,
     clock: Callable[[], float] = time.monotonic,
 ) -> LocalProbe:
-    """Return the probe for the machine below `root`; `name` None: detect it.
+    """Return the probe for the machine below `root`; `name` None: detect it. `lasts_s`: see
+    `LocalProbe`.
 
     A root other than / stands for a Linux machine: /proc, /sys and programs are looked up there.
     Raises `ProfileError` for an unknown name.
     """
-    files = Files(root)
+    files = Files(root, clock)
     if name is None:
         name = _recognised(files)
     if name not in get_args(ProbeName):
         raise ProfileError(f"probe {name!r}: must be one of {', '.join(get_args(ProbeName))}")
     sources, commands = _PROBES[name](files, clock)
-    return LocalProbe(name, sources, commands, clock=clock)
+    return LocalProbe(name, sources, commands, lasts_s=lasts_s, clock=clock)
 
 
 def _recognised(files: Files) -> ProbeName:

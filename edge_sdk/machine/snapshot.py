@@ -176,12 +176,15 @@ class Snapshot:
 
     def known(self) -> dict[str, Any]:
         """Return every known value by its path."""
-        return {
-            f"{part}.{each.name}": value
-            for part in PARTS
-            for each in fields(getattr(self, part))
-            if (value := getattr(getattr(self, part), each.name)) is not None
-        }
+        found = {}
+        for part, (nothing, names) in _FIELDS.items():
+            content = getattr(self, part)
+            if content is not nothing:
+                for path, name in names:
+                    value = getattr(content, name)
+                    if value is not None:
+                        found[path] = value
+        return found
 
     def age_s(self, path: str) -> float | None:
         """Return the age of a value, such as `battery.percent`; None: it is unknown."""
@@ -225,8 +228,11 @@ class Snapshot:
     def credible(self) -> tuple[Snapshot, list[str]]:
         """Return this snapshot without impossible values, and a sentence for each of those."""
         wrong = {}
-        for part in PARTS:
-            for path, value, (low, high) in _ranged(getattr(self, part), part):
+        for part, (nothing, _) in _FIELDS.items():
+            content = getattr(self, part)
+            if content is nothing:
+                continue
+            for path, value, (low, high) in _ranged(content, part):
                 if not low <= value <= high or not math.isfinite(value):
                     wrong[path] = f"{path} = {value} is not from {low} to {high}"
         return self._without(set(wrong)), list(wrong.values())
@@ -256,6 +262,13 @@ class Snapshot:
         if wrong:
             raise ProfileError(f"{'; '.join(wrong)}; leave out unknown values")
         return snapshot
+
+
+_FIELDS = {
+    part.name: (part.default, [(f"{part.name}.{each.name}", each.name) for each in fields(kind)])
+    for part, kind in zip(fields(Snapshot), PARTS.values(), strict=False)
+}
+"""Of every part: the one that knows nothing, and its paths and names."""
 
 
 class Probe(Protocol):

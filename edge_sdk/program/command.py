@@ -8,6 +8,7 @@ import getpass
 import os
 import sys
 from collections.abc import Callable, Sequence
+from typing import Any
 
 from edge_sdk.program.files import DiskFull
 from edge_sdk.program.processes import limit_threads
@@ -65,6 +66,34 @@ def run_command(
         problem, code = explain_os_error(error), 1
     print(f"{parser.prog}: {problem}", file=sys.stderr)
     return code
+
+
+class LaterParser(argparse.ArgumentParser):
+    """A command's parser that gets its arguments when they are first looked at.
+
+    For arguments that take imports to make: `--help` of the program needs none of them. Given to
+    `add_subparsers` as `parser_class`.
+    """
+
+    def __init__(self, *arguments: Any, **named: Any) -> None:
+        self._later: Callable[[], object] | None = None
+        super().__init__(*arguments, **named)
+
+    def fill_later(self, fill: Callable[[], object]) -> None:
+        """Call `fill`, which adds arguments, before anything looks at them."""
+        self._later = fill
+
+    @property
+    def _actions(self) -> list[argparse.Action]:
+        # All that argparse does with arguments begins here.
+        if self._later is not None:
+            fill, self._later = self._later, None
+            fill()
+        return self._all
+
+    @_actions.setter
+    def _actions(self, actions: list[argparse.Action]) -> None:
+        self._all = actions
 
 
 def explain_os_error(error: OSError) -> str:

@@ -243,10 +243,14 @@ def make_folder(path: Path, *, mode: int = 0o777) -> None:
     sync_folder(path.parent)
 
 
-def move(path: Path, to: Path) -> None:
-    """Rename a file that is on disk, replacing any file of that name."""
+def move(path: Path, to: Path, *, synced: bool = True) -> None:
+    """Rename a file that is on disk, replacing any file of that name.
+
+    Not `synced`: a power cut may bring back the old name, unless the folder is synced.
+    """
     os.replace(path, to)
-    sync_folder(to.parent)
+    if synced:
+        sync_folder(to.parent)
 
 
 def remove(path: Path) -> None:

@@ -33,6 +33,9 @@ class Job:
 
     `classes` are those of the device's samples, for a rule that leaves out the scores of others.
 
+    `owned`: nobody else changes `weights` or `spare` meanwhile, so that no copy is needed to guard
+    them. `spare`: memory that nobody needs any more, for as many values as the weights; None: none.
+
     `correction`, shaped as `weights`, is added to every step's gradient (SCAFFOLD's `c − c_n`).
     """
 
@@ -46,6 +49,8 @@ class Job:
     passes: int = 2
     classes: tuple[int, ...] = ()
     correction: Mapping[str, Array] | None = None
+    owned: bool = False
+    spare: NDArray[np.float32] | None = None
 
     @property
     def is_nested(self) -> bool:
@@ -118,6 +123,8 @@ class Trained:
     movement: dict[str, Array]
     statistics: dict[str, Array]
     metrics: Metrics
+    spare: NDArray[np.uint8] | None = None
+    """Memory that the training does not need any more; None: there is none."""
 
 
 class Backend(Protocol):

@@ -6,12 +6,14 @@ runs: a file's hash, its opset, its inputs and outputs against the manifest, the
 the plan, and every array's type and shape against the graph.
 
 onnxruntime lends memory in both directions, so whatever outlives a call is copied: the trained
-weights are ours from the start and become the movement.
+weights are ours from the start and become the movement. Large gradients go into arrays of ours, the
+same in every step (io binding): its own would be a second copy of the model, made anew each time.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,13 +21,14 @@ from typing import Any
 
 import numpy as np
 import onnxruntime
+from numpy.typing import NDArray
 from onnxruntime.capi import (
     onnxruntime_pybind11_state as _state,
 )
 
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, arrays_in_one
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.codec import fitted, graph_opsets
 from edge_sdk.protocol.task.data_spec import DataSpec
@@ -38,6 +41,12 @@ CPU = ("CPUExecutionProvider",)
 
 MAX_SESSIONS = 4
 """Sessions kept open, at the least: of two submodels, at one or two batch sizes."""
+
+LARGE_BYTES = 2**20
+"""Size from which an output gets an array of ours."""
+
+ROOM_BYTES = 2**16
+"""Room besides the outputs: what is made of them next has a header."""
 
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -106,9 +115,17 @@ class Graphs:
         self._session(entry, kept)
 
     def run(
-        self, entry: GraphEntry, feeds: Mapping[str, Array], kept: Sequence[int], batch: int
+        self,
+        entry: GraphEntry,
+        feeds: Mapping[str, Array],
+        kept: Sequence[int],
+        batch: int,
+        held: HeldOutputs | None = None,
     ) -> dict[str, Array]:
-        """Run the graph and return its outputs by name. Raises `TensorError` for wrong inputs."""
+        """Run the graph and return its outputs by name. Raises `TensorError` for wrong inputs.
+
+        `held`: arrays for large outputs, which the next run with the same ones writes over.
+        """
         shapes = self._shapes_of(entry, tuple(kept), batch)
         for port in entry.inputs:
             if port.name not in feeds:
@@ -116,8 +133,12 @@ class Graphs:
             _check_array(port.name, feeds[port.name], port.dtype, shapes[port.name])
         session = self._session(entry, kept)
         names = [port.name for port in entry.outputs]
+        large = {} if held is None else held.arrays(entry, shapes, feeds)
         try:
-            outputs = session.run(names, dict(feeds))
+            if large:
+                outputs = _run_bound(session, names, feeds, large)
+            else:
+                outputs = session.run(names, dict(feeds))
         except RUNTIME_ERRORS as error:
             raise TrainingError(f"{entry} failed: {error}") from error
         for port, array in zip(entry.outputs, outputs, strict=True):
@@ -255,8 +276,8 @@ class OnnxBackend:
         plan.check_buffers(job.buffers, job.groups)
         if job.correction is not None:
             plan.check(job.correction, job.groups)
-        start = _copies(job.weights)
-        weights: Arrays = _copies(job.weights)
+        start = job.weights if job.owned else _copies(job.weights)
+        weights: Arrays = _copies(start, job.spare)
         self._graphs.max_sessions = max(MAX_SESSIONS, 2 * (1 + len(job.widths)))
         own = _Objective(self._graphs, job)
         objective: Objective = own
@@ -277,7 +298,7 @@ class OnnxBackend:
             if buffer.statistic
         }
         check_movement(statistics)
-        return Trained(weights, statistics, metrics)
+        return Trained(weights, statistics, metrics, own.spare)
 
 
 class _Objective:
@@ -294,8 +315,14 @@ class _Objective:
         self._kind: Kind = "distillation" if job.distils else "gradient"
         self._kappa = job.rule.distillation
         self._job = job
+        self._held = HeldOutputs()
         self.outputs: Array | None = None
         self.teacher: Array | None = None
+
+    @property
+    def spare(self) -> NDArray[np.uint8] | None:
+        """Memory of the gradients, when these are not needed any more."""
+        return self._held.whole
 
     def batch(self, batch: Batch) -> bool:
         """See `Objective`."""
@@ -336,7 +363,7 @@ class _Objective:
         feeds |= {key: self.buffers[n] for n in self.buffers if (key := f"b:{n}") in taken}
         if self._kind == "distillation":
             feeds |= self._taught()
-        outputs = self._graphs.run(self._entry, feeds, self._kept, self._size)
+        outputs = self._graphs.run(self._entry, feeds, self._kept, self._size, self._held)
         self.outputs = outputs.get("outputs")
         for name in self.buffers:
             if (key := f"n:{name}") in outputs:
@@ -350,6 +377,60 @@ class _Objective:
         (port,) = (port for port in self._entry.inputs if port.name == "teacher")
         zeros = np.zeros(port.shape(self._kept, self._size), dtype=port.dtype)
         return {"teacher": zeros, "kappa": np.array(0, dtype=np.float32)}
+
+
+class HeldOutputs:
+    """Arrays for the large outputs of a graph, from run to run, in one piece of memory."""
+
+    def __init__(self) -> None:
+        self.whole: NDArray[np.uint8] | None = None
+        """The piece, which has room for all outputs and a little more; None: nothing is large."""
+        self._arrays: dict[str, Array] = {}
+
+    def arrays(
+        self,
+        entry: GraphEntry,
+        shapes: Mapping[str, tuple[int, ...]],
+        feeds: Mapping[str, Array],
+    ) -> dict[str, Array]:
+        """Return an array for every large output. One that is an input now, too, is not written
+        over: the run gets another.
+        """
+        wanted = {port.name: (shapes[port.name], np.dtype(port.dtype)) for port in entry.outputs}
+        sizes = {name: math.prod(shape) * kind.itemsize for name, (shape, kind) in wanted.items()}
+        large = {name: wanted[name] for name, size in sizes.items() if size >= LARGE_BYTES}
+        known = {name: (array.shape, array.dtype) for name, array in self._arrays.items()}
+        if large != known:
+            small = sum(size for name, size in sizes.items() if name not in large)
+            self._arrays, self.whole = {}, None
+            if large:
+                self._arrays, self.whole = arrays_in_one(large, small + ROOM_BYTES)
+        inputs = {id(each) for each in feeds.values()}
+        return {
+            name: np.empty_like(array) if id(array) in inputs else array
+            for name, array in self._arrays.items()
+        }
+
+
+def _run_bound(
+    session: Any, names: Sequence[str], feeds: Mapping[str, Array], large: Mapping[str, Array]
+) -> list[Array]:
+    """Run a session that reads its inputs where they are and writes large outputs to arrays."""
+    binding = session.io_binding()
+    for name, array in feeds.items():
+        binding.bind_cpu_input(name, np.ascontiguousarray(array))
+    for name in names:
+        if name in large:
+            array = large[name]
+            binding.bind_output(name, "cpu", 0, array.dtype.type, array.shape, array.ctypes.data)
+        else:
+            binding.bind_output(name)
+    session.run_with_iobinding(binding)
+    # Copied: the runtime's own outputs end with the binding.
+    return [
+        large[name] if name in large else np.array(value.numpy())
+        for name, value in zip(names, binding.get_outputs(), strict=True)
+    ]
 
 
 def scale_feeds(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, Array]:
@@ -406,9 +487,24 @@ def _check_runtime(manifest: Manifest, version: str) -> None:
         )
 
 
-def _copies(arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Copy arrays in C order: neither side's later changes reach the other."""
-    return {name: np.array(array, order="C") for name, array in arrays.items()}
+def _copies(
+    arrays: Mapping[str, Array], spare: NDArray[np.float32] | None = None
+) -> dict[str, Array]:
+    """Copy arrays in C order: neither side's later changes reach the other.
+
+    `spare`: memory for the copies, as far as it goes.
+    """
+    copies: dict[str, Array] = {}
+    if spare is not None and sum(array.size for array in arrays.values()) <= spare.size:
+        start = 0
+        for name, array in arrays.items():
+            copies[name] = spare[start : start + array.size].reshape(array.shape)
+            start += array.size
+    else:
+        copies, _ = arrays_in_one({name: (each.shape, each.dtype) for name, each in arrays.items()})
+    for name, array in arrays.items():
+        copies[name][...] = array
+    return copies
 
 
 def numpy_dtype(ort_type: str) -> str:

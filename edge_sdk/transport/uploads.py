@@ -87,9 +87,13 @@ class Outgoing:
         round: int,
         answers: int | None,
         chunk_bytes: int,
+        sha256: bytes | None = None,
     ) -> None:
-        """`answers`: the round that a replay answers. Raises `MessageError` as `Offer` does."""
-        digest = hashlib.sha256(data).digest()
+        """`answers`: the round that a replay answers. `sha256`: that of the data, if it is known.
+
+        Raises `MessageError` as `Offer` does.
+        """
+        digest = hashlib.sha256(data).digest() if sha256 is None else sha256
         purpose = f"{device}/{run}/{round}/{answers}/{chunk_bytes}/".encode()
         self.offer = Offer(
             device=device,

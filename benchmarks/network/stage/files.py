@@ -95,9 +95,18 @@ def write_tables(
 
 
 def write_device(
-    folder: Path, name: str, broker: BrokerSettings, *, level: float = 1.0, stay: bool = False
+    folder: Path,
+    name: str,
+    broker: BrokerSettings,
+    *,
+    level: float = 1.0,
+    stay: bool = False,
+    weigh: bool = False,
 ) -> Path:
-    """Write a device's settings; `stay`: it does not end with the run."""
+    """Write a device's settings; `stay`: it does not end with the run.
+
+    Not `weigh`: it trains its level, and the level itself is measured.
+    """
     own = folder / name
     own.mkdir()
     values = {
@@ -107,7 +116,7 @@ def write_device(
         "state_dir": "state",
         "level": level,
         "stay": stay,
-        "weigh": False,  # the level itself is measured
+        "weigh": weigh,
         "deliver": "off",
     }
     path = own / "device.toml"

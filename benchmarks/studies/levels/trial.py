@@ -266,6 +266,11 @@ class _Drawn:
         late_s = 2 * opened.train_deadline_s
         return tuple(_timed(level, 0.0 if level <= fits else late_s) for level in levels)
 
+    is_off = False
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """See `Costs`: they are what they are."""
+
     def forward(self, survey: Survey, number: int, _samples: int) -> Cost:
         """See `Costs`: a forward pass takes no time."""
         return _timed(survey.levels[number], 0.0)

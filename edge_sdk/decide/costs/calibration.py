@@ -38,7 +38,7 @@ from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GraphError, NonFiniteError, TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, arrays_in_one
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.streams import stream
@@ -58,8 +58,9 @@ MOST_STEPS = 15
 """Steps timed in each case, besides the first."""
 BATCH = 32
 """Batch size for calibration, with a quarter of it, while the rounds' batch is unknown."""
-RULE = LocalRule(learning_rate=1e-6, momentum=0.9)
-"""A rate so low that random weights stay as they are; with momentum, as in most rounds."""
+RULE = LocalRule(learning_rate=1e-6)
+"""A rate so low that random weights stay as they are. Without momentum: a calibration must not take
+more memory than the rounds do."""
 
 
 # -- validity of a calibration -------------------------------------------------------------------
@@ -176,6 +177,7 @@ def calibrate(
     watts: Watts | None = None,
     limit_s: float = LIMIT_S,
     clock: Callable[[], float] = time.perf_counter,
+    should_stop: Callable[[], bool] = lambda: False,
 ) -> Calibration:
     """Time training steps: the smallest and the largest level, a batch and a quarter of it.
 
@@ -183,8 +185,8 @@ def calibrate(
     `held_bytes`: memory that earlier trainings left in this process. `watts`: a sensor; it adds a
     second of rest. Blocks for about `limit_s`, longer only where a first step takes longer.
 
-    Raises `TrainingError` when not even the smallest level can be tried, and what the backend
-    raises.
+    Raises `TrainingError` when not even the smallest level can be tried, `TrainingStopped` when
+    told to stop, and what the backend raises.
     """
     data = backend.data
     if data is None:
@@ -201,7 +203,7 @@ def calibrate(
             if samples and _too_slow(samples[-1], work, left_s):
                 break
             share_s = left_s * _share([case[2] for case in cases[number:]])
-            times, total_s = _time_steps(backend, data, level, size, share_s, clock)
+            times, total_s = _time_steps(backend, data, level, size, share_s, clock, should_stop)
             grown = max(1.0, peak_resident_bytes() - start_bytes + held_bytes)
             samples.append(_sample(level, work, times, total_s, grown))
     return Calibration(
@@ -297,6 +299,7 @@ def _time_steps(
     size: int,
     share_s: float,
     clock: Callable[[], float],
+    should_stop: Callable[[], bool],
 ) -> tuple[list[float], float]:
     """Return seconds of each step, and of the whole training; the graph is opened before.
 
@@ -323,9 +326,9 @@ def _time_steps(
     for constant in (0, 1):
         job = _job(backend.plan, level, constant)
         try:
-            backend.train(job, batches(1))  # opens the graph
+            backend.train(job, batches(1), should_stop=should_stop)  # opens the graph
             started = clock()
-            backend.train(job, batches(1 + MOST_STEPS))
+            backend.train(job, batches(1 + MOST_STEPS), should_stop=should_stop)
             total_s = clock() - started
             return [after - before for before, after in pairwise(stamps)], total_s
         except NonFiniteError as error:
@@ -339,9 +342,13 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
     random = stream(0, "calibration", "weights")
     groups = largest_groups(plan, level)
     kept = plan.kept_atoms(plan.choose(groups))
+    shapes = {each.name: (_shape(each, kept), np.dtype(np.float32)) for each in plan.tensors}
+    weights, _ = arrays_in_one(shapes)
+    for array in weights.values():
+        _fill(array, random)
     return Job(
         groups=groups,
-        weights={each.name: _weights(_shape(each, kept), random) for each in plan.tensors},
+        weights=weights,
         buffers={
             each.name: np.full(
                 _shape(each, kept), 1 if each.statistic else constant, dtype=each.dtype
@@ -350,6 +357,7 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
         },
         rule=RULE,
         mask_stream=random,
+        owned=True,
     )
 
 
@@ -357,10 +365,9 @@ def _shape(tensor: Tensor, kept: Sequence[int]) -> tuple[int, ...]:
     return tuple(dim.at(kept) for dim in tensor.dims)
 
 
-def _weights(shape: tuple[int, ...], random: np.random.Generator) -> Array:
-    values = random.standard_normal(shape, dtype=np.float32)
-    values *= np.float32(1 / sqrt(max(1, prod(shape[1:]))))
-    return values
+def _fill(weights: Array, random: np.random.Generator) -> None:
+    random.standard_normal(dtype=np.float32, out=weights)
+    weights *= np.float32(1 / sqrt(max(1, prod(weights.shape[1:]))))
 
 
 def _array(spec: ArraySpec, size: int, random: np.random.Generator) -> Array:

@@ -3,7 +3,9 @@
     costs.json    beside the device's other state; see `edge_sdk.decide.costs.calibration`
 
 For the thread that trains. A calibration takes a few seconds. It runs when a task is new, when the
-machine has changed, and when predictions are off by more than a quarter.
+machine has changed, and when predictions are off by more than a quarter: then between rounds, while
+the device has nothing else to do. Corrections by rounds are written once a minute: a crash loses no
+more than those.
 """
 
 from __future__ import annotations
@@ -35,17 +37,22 @@ from edge_sdk.decide.costs.model import (
     narrow_bytes,
 )
 from edge_sdk.decide.costs.work import batch_bytes, forward_work, work_at
-from edge_sdk.machine.energy import EnergyMeter, probed_watts
+from edge_sdk.machine.energy import EnergyMeter, Watts, probed_watts
 from edge_sdk.machine.resident import resident_bytes
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
-from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.errors import TrainingError, TrainingStopped
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
 
 log = logging.getLogger(__name__)
+
+KEEP_S = 60.0
+"""Seconds between two writes of what rounds teach."""
+SENSORS_S = 60.0
+"""Seconds after which it is found out again which sensors tell the power."""
 
 
 class Costing:
@@ -66,13 +73,16 @@ class Costing:
         threads: int = 1,
         may_measure: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.perf_counter,
+        busy: Callable[[], float] | None = None,
+        keep_s: float = KEEP_S,
     ) -> None:
         """`path`: the file for measurements; None: they are lost with the process. `levels`: those
         that may be trained.
 
         `samples`: number that the device has. `memory_share`: share of available memory that a
         calibration may use. `may_measure`: True if the device may train now; a calibration waits
-        until then. Raises what the backend raises.
+        until then. `busy`: processor time of this program so far, in seconds; None: not known.
+        `keep_s`: seconds between two writes. Raises what the backend raises.
         """
         self._backend = backend
         self._manifest = manifest
@@ -84,10 +94,14 @@ class Costing:
         self._memory_share = memory_share
         self._may_measure = may_measure
         self._clock = clock
+        self._busy = busy
+        self._keep_s = keep_s
+        self._kept_at = -math.inf
         self._held_bytes = 0
         """Bytes by which training has made this process larger."""
         self._failed_at: float | None = None
         """Bytes that were available for a calibration that failed."""
+        self._watts: tuple[float, Watts] | None = None
         self._machine = this_machine(
             backend.plan, probe.snapshot(), providers=providers, threads=threads
         )
@@ -101,18 +115,26 @@ class Costing:
 
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         """See `Costs`. Before anything could be measured, a level takes forever."""
-        within_s = min(LIMIT_S, opened.bid_s / 2)
-        if self._model is not None and self._model.learned.is_off:
-            learned = self._model.learned
-            why = f"predictions are off by {learned.off:.0%}"
-            self._measure(why, learned.recalibrated(), within_s)
-        elif self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
+        if self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
+            within_s = min(LIMIT_S, opened.bid_s / 2)
             self._measure("it was not possible before", Learned(), within_s)
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
         return self._model.predict(
             levels, opened, samples=self._samples, held_bytes=self._held_bytes
         )
+
+    @property
+    def is_off(self) -> bool:
+        """See `Costs`."""
+        return self._model is not None and self._model.learned.is_off
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        """See `Costs`."""
+        if self._model is not None and self._model.learned.is_off and not should_stop():
+            learned = self._model.learned
+            why = f"predictions are off by {learned.off:.0%}"
+            self._measure(why, learned.recalibrated(), should_stop=should_stop)
 
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """See `Costs`. Before anything could be measured, only its memory is known."""
@@ -134,7 +156,13 @@ class Costing:
         """See `Costs`."""
         return Meter(self, opened, level, job)
 
-    def _measure(self, why: str, learned: Learned, limit_s: float = LIMIT_S) -> None:
+    def _measure(
+        self,
+        why: str,
+        learned: Learned,
+        limit_s: float = LIMIT_S,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
         if not self._may_measure():
             return
         log.info("measuring the costs of levels: %s", why, extra=fact("calibrating"))
@@ -146,10 +174,14 @@ class Costing:
                 levels=self._levels,
                 room_bytes=None if math.isinf(room) else room,
                 held_bytes=self._held_bytes,
-                watts=probed_watts(self._probe),
+                watts=self.watts(),
                 limit_s=limit_s,
                 clock=self._clock,
+                should_stop=should_stop,
             )
+        except TrainingStopped:
+            log.info("not measured: there is something to do", extra=fact("calibrating"))
+            return
         except TrainingError as error:
             log.warning("the costs of levels are unknown: %s", error, extra=fact("calibrating"))
             self._failed_at = room
@@ -158,7 +190,14 @@ class Costing:
             self._held_bytes += max(0, resident_bytes() - before)
         kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
-        self._keep()
+        self._keep(always=True)
+
+    def watts(self) -> Watts:
+        """Return a reader of the device's power, whose sensors are looked for once a minute."""
+        now = time.monotonic()
+        if self._watts is None or now - self._watts[0] >= SENSORS_S:
+            self._watts = now, probed_watts(self._probe)
+        return self._watts[1]
 
     def _room(self) -> float:
         """Bytes that a calibration may use; infinite: unknown."""
@@ -195,12 +234,18 @@ class Costing:
             samples=self._samples,
             energy=meter.measured.energy,
             job=meter.job,
+            busy_s=meter.busy_s,
         )
         self._keep()
 
-    def _keep(self) -> None:
+    def _keep(self, *, always: bool = False) -> None:
+        """Write the costs, unless they were just written."""
+        now = self._clock()
         if self._model is None or self._path is None:
             return
+        if not always and now - self._kept_at < self._keep_s:
+            return
+        self._kept_at = now
         kept = KeptCosts(
             machine=self._machine,
             calibration=self._model.calibration,
@@ -223,12 +268,14 @@ class Meter:
         self.level = level
         self.job = job
         self.seconds = 0.0
+        self.busy_s: float | None = None
         model = costing._model
         idle_w = None if model is None else model.calibration.idle_w
-        self.measured = EnergyMeter(probed_watts(costing._probe), idle_w=idle_w)
+        self.measured = EnergyMeter(costing.watts(), idle_w=idle_w)
 
     def __enter__(self) -> Meter:
         self._started = self._costing._clock()
+        self._busy_before_s = self._busy_s()
         self._before_bytes = resident_bytes()
         self.measured.__enter__()
         return self
@@ -236,8 +283,14 @@ class Meter:
     def __exit__(self, *error: Any) -> None:
         self.measured.__exit__(*error)
         self.seconds = self._costing._clock() - self._started
+        before_s, now_s = self._busy_before_s, self._busy_s()
+        self.busy_s = None if before_s is None or now_s is None else now_s - before_s
         self._costing._held_bytes += max(0, resident_bytes() - self._before_bytes)
         self._costing._trained(self, complete=error[0] is None)
+
+    def _busy_s(self) -> float | None:
+        busy = self._costing._busy
+        return None if busy is None else busy()
 
     @property
     def joules(self) -> float | None:

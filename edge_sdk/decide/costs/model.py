@@ -33,10 +33,11 @@ ratio of observed to predicted seconds is learned completely, whatever widths we
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import partial
 from itertools import islice
+from typing import Any, TypeVar
 
 from edge_sdk.decide.costs.cost import Cost, EnergySource
 from edge_sdk.decide.costs.fit import Fit, fit, fixed_features, memory_features, time_features
@@ -61,6 +62,8 @@ from edge_sdk.protocol.packs.packs import find_packs
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Job
+
+T = TypeVar("T")
 
 SMOOTHING = 0.3
 """Weight of the newest round."""
@@ -195,9 +198,11 @@ class Learned:
     off: float = 0.0
     """Smoothed error of predictions: 0.25 is a quarter too much or too little."""
     net_w: float | None = None
+    busy: float | None = None
+    """Processor time of training over calibrated seconds, smoothed; None: not known."""
 
     def __post_init__(self) -> None:
-        above_0 = [self.ratio, *self.ratios.values()]
+        above_0 = [self.ratio, *self.ratios.values(), 1.0 if self.busy is None else self.busy]
         if not min(above_0) > 0 or min(self.rounds, self.off, self.net_w or 0.0) < 0:
             raise ProfileError(f"impossible corrections: {self}")
         for level in self.ratios:
@@ -277,6 +282,8 @@ class CostModel:
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
     known: Known = field(default_factory=Known)
+    memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
+    """Results that depend on plan, manifest and calibration alone, which rounds do not change."""
 
     def predict(
         self,
@@ -322,8 +329,8 @@ class CostModel:
                 twice[level] - seconds[level],
                 max(peaks[level] - held, min(peaks[level], least(level))),
                 second(level, held - peaks[level]) if twice[level] > seconds[level] else 0.0,
-                bytes_down=index + packs * bytes_down(self.plan, level, down),
-                bytes_up=bytes_up(self.plan, level, encoding),
+                bytes_down=index + packs * self._bytes_down(level, down),
+                bytes_up=self._bytes_up(level, encoding),
             )
             for level in levels
         )
@@ -338,21 +345,20 @@ class CostModel:
         runs = math.ceil(samples / work.samples)
         seconds = (runs * self._step(work) + self._fixed(work)) * self._ratio(level)
         peak = min(forward_bound(work, data), self._measured_bound(level, batch))
-        down = bytes_down(self.plan, level, Encoding())
+        down = self._bytes_down(level, Encoding())
         return self._cost(level, seconds, 0.0, peak, 0.0, bytes_down=down, bytes_up=0)
 
     def _measured_bound(self, level: float, batch: int) -> float:
         """Most bytes of a forward pass at a level whose training was measured; else infinite."""
         measured = self.calibration.samples
         try:
-            work = work_at(self.plan, self.manifest, level, batch)
+            work = self._work_at(level, batch)
         except GraphError:
             return math.inf
         if work.weight_bytes > max(each.weight_bytes for each in measured):
             return math.inf
-        grown = fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
         arrays = FORWARD_ARRAYS * work.weight_bytes
-        return MARGIN * (max(FLOOR_BYTES, grown(work)) + arrays) + MARGIN_BYTES
+        return MARGIN * (max(FLOOR_BYTES, self._grown(work)) + arrays) + MARGIN_BYTES
 
     def observed(
         self,
@@ -363,11 +369,14 @@ class CostModel:
         samples: int | None = None,
         energy: Energy | None = None,
         job: Job | None = None,
+        busy_s: float | None = None,
     ) -> CostModel:
         """Return the model after a completed round.
 
         `energy`: a meter's reading of it. `job`: what was trained, for the widths of its steps;
-        None: the level's own in every step.
+        None: the level's own in every step. `busy_s`: processor time of this program meanwhile;
+        None: not known. Where that is as usual, the device is as fast as ever: it waited for
+        others, which no calibration can tell.
         """
         calibrated = self._trained_s(level, opened, _batch(opened, samples), job)
         if not (train_s > 0 and math.isfinite(train_s)):
@@ -375,6 +384,11 @@ class CostModel:
         learned, new = self.learned, train_s / calibrated
         # One round beside another busy program is no reason to measure again; two are.
         missed = min(2 * OFF, abs(new / self._ratio(level) - 1))
+        busy = learned.busy
+        if busy_s is not None and busy_s > 0:
+            if busy is not None:
+                missed = min(missed, abs(busy_s / calibrated / busy - 1))
+            busy = _smoothed(busy, busy_s / calibrated)
         ratio = new if not learned.rounds else _smoothed(learned.ratio, new)
         key = repr(float(level))
         watts = learned.net_w
@@ -387,8 +401,35 @@ class CostModel:
             ratios={**learned.ratios, key: _smoothed(learned.ratios.get(key), new)},
             off=learned.off + SMOOTHING * (missed - learned.off),
             net_w=watts,
+            busy=busy,
         )
         return replace(self, learned=after)
+
+    # -- what rounds do not change ------------------------------------------------------------
+
+    def _once(self, key: Hashable, make: Callable[[], T]) -> T:
+        if key not in self.memo:
+            self.memo[key] = make()
+        found: T = self.memo[key]
+        return found
+
+    def _fitted(
+        self, features: Callable[[Work], Sequence[float]], measured: Callable[[Sample], float]
+    ) -> Fit:
+        samples = self.calibration.samples
+        return self._once(
+            features, lambda: fit(features, [(each.work, measured(each)) for each in samples])
+        )
+
+    def _work_at(self, level: float, batch: int) -> Work:
+        make = partial(work_at, self.plan, self.manifest, level, batch)
+        return self._once(("work", level, batch), make)
+
+    def _bytes_down(self, level: float, encoding: Encoding) -> int:
+        return self._once(("down", level, encoding), lambda: bytes_down(self.plan, level, encoding))
+
+    def _bytes_up(self, level: float, encoding: Encoding) -> int:
+        return self._once(("up", level, encoding), lambda: bytes_up(self.plan, level, encoding))
 
     # -- seconds ------------------------------------------------------------------------------
 
@@ -397,11 +438,10 @@ class CostModel:
 
         Both are equal where the rule asks for one.
         """
-        work = work_at(self.plan, self.manifest, level, batch)
+        work = self._work_at(level, batch)
         own_s, fixed_s = self._step(work), self._fixed(work)
         narrower = [
-            self._step(work_at(self.plan, self.manifest, each, batch))
-            for each in narrower_levels(opened, level)
+            self._step(self._work_at(each, batch)) for each in narrower_levels(opened, level)
         ]
         steps, times = opened.steps, _sam(opened.local_rule)
         once_s = twice_s = _most_dealt([own_s, *narrower], steps)
@@ -411,7 +451,7 @@ class CostModel:
 
     def _trained_s(self, level: float, opened: RoundOpen, batch: int, job: Job | None) -> float:
         """Seconds of the widths that a training's steps really drew, without the corrections."""
-        own = work_at(self.plan, self.manifest, level, batch)
+        own = self._work_at(level, batch)
         runs = opened.steps * _sam(opened.local_rule)
         if job is None or not job.is_nested:
             return runs * self._step(own) + self._fixed(own)
@@ -421,14 +461,13 @@ class CostModel:
         passes_s = sum(steps_s[width] for widths in drawn for width in widths)
         return _sam(opened.local_rule) * passes_s + self._fixed(own)
 
-    @cached_property
+    @property
     def _step(self) -> Fit:
-        return fit(time_features, [(each.work, each.step_s) for each in self.calibration.samples])
+        return self._fitted(time_features, lambda sample: sample.step_s)
 
-    @cached_property
+    @property
     def _fixed(self) -> Fit:
-        cases = [(each.work, max(each.fixed_s, 1e-9)) for each in self.calibration.samples]
-        return fit(fixed_features, cases)
+        return self._fitted(fixed_features, lambda sample: max(sample.fixed_s, 1e-9))
 
     def _ratio(self, level: float) -> float:
         return self.learned.ratios.get(repr(float(level)), self.learned.ratio)
@@ -445,18 +484,20 @@ class CostModel:
             entry.kept is None and entry.batch is None and not entry.slots for entry in graphs
         )
 
-    def _grown(self) -> Callable[[Work], float]:
-        measured = self.calibration.samples
-        return fit(memory_features, [(each.work, each.grown_bytes) for each in measured])
+    @property
+    def _grown(self) -> Fit:
+        return self._fitted(memory_features, lambda sample: sample.grown_bytes)
 
     def _memory(self, opened: RoundOpen, batch: int) -> Callable[[float], float]:
         rule, encoding = opened.local_rule, opened.up
         largest = max(each.weight_bytes for each in self.calibration.samples)
-        grown = self._grown()
-        arrays = ARRAYS_BESIDES + _more_arrays(rule, encoding, opened.variates)
+        grown = self._grown
+        # A calibration has no velocity.
+        arrays = ARRAYS_BESIDES + (rule.momentum > 0)
+        arrays += _more_arrays(rule, encoding, opened.variates)
 
         def predicted(level: float) -> float:
-            work = work_at(self.plan, self.manifest, level, batch)
+            work = self._work_at(level, batch)
             beside = MARGIN * self._beside(level, opened, batch, grown)
             if self.manifest is not None and work.weight_bytes > largest:
                 # A larger batch is more of the same; an untried level is not.
@@ -476,7 +517,7 @@ class CostModel:
         taken: float = narrow_bytes(self.plan, level, opened)
         if not self._shares_memory:  # each width keeps its own session, with its own activations
             for each in narrower_levels(opened, level):
-                taken += max(0.0, grown(work_at(self.plan, self.manifest, each, batch)))
+                taken += max(0.0, grown(self._work_at(each, batch)))
         return taken
 
     def _second_memory(self, opened: RoundOpen, batch: int) -> Callable[[float, float], float]:
@@ -484,13 +525,13 @@ class CostModel:
 
         The second number is what is held beyond a first pass: graphs use that again.
         """
-        grown = self._grown()
+        grown = self._grown
 
         def predicted(level: float, spare: float) -> float:
             gradients, graphs = MARGIN * self.plan.cost_at(level).bytes_fp32, 0.0
             if opened.local_rule.distillation and self.manifest is not None:
                 own = () if self._shares_memory else narrower_levels(opened, level)
-                works = [work_at(self.plan, self.manifest, each, batch) for each in (level, *own)]
+                works = [self._work_at(each, batch) for each in (level, *own)]
                 graphs = MARGIN * sum(max(0.0, grown(work)) for work in works)
             return gradients + max(0.0, graphs - max(0.0, spare))
 
@@ -501,7 +542,7 @@ class CostModel:
         arrays = ARRAYS + _more_arrays(opened.local_rule, opened.up, opened.variates)
 
         def predicted(level: float) -> float:
-            work = work_at(self.plan, self.manifest, level, batch)
+            work = self._work_at(level, batch)
             beside = narrow_bytes(self.plan, level, opened)
             return MARGIN * (arrays * work.weight_bytes + beside) + MARGIN_BYTES / 2
 

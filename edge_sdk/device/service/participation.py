@@ -297,6 +297,16 @@ class TakingPart:
         return trains or self._household.pause.active
 
     @property
+    def costs_are_off(self) -> bool:
+        """True if the costs of levels are to be measured again, when there is time for that."""
+        return self._observer.is_off
+
+    def renew_costs(self, should_stop: Callable[[], bool]) -> list[Sent]:
+        """Measure the costs of levels again: seconds, for an idle device. Sends nothing."""
+        self._observer.renew(lambda: should_stop() or self._should_stop() or self.is_held_back)
+        return []
+
+    @property
     def is_idle(self) -> bool:
         """True while the device neither decides nor waits for an assignment."""
         return self._app.phase is DevicePhase.IDLE
@@ -374,9 +384,9 @@ class TakingPart:
         return bid
 
     def _upload(self, movement: Movement | StoredMovement) -> Outgoing:
-        answers: int | None = None
+        answers, sha256 = None, None
         if isinstance(movement, StoredMovement):
-            data, answers = movement.data, movement.answers
+            data, answers, sha256 = movement.data, movement.answers, movement.sha256
         else:  # the disk had no room for it
             data = memoryview(encode_movement(movement))
         return Outgoing(
@@ -386,6 +396,7 @@ class TakingPart:
             round=movement.round,
             answers=answers,
             chunk_bytes=self.notice.chunk_bytes,
+            sha256=sha256,
         )
 
 

@@ -499,15 +499,21 @@ class DeviceService:
     def _deliver(self, event: LinkEvent) -> None:
         """Queue an event of the link; called from its threads.
 
-        Bytes that cannot be a message of our task are dropped here, where that costs least.
+        Bytes that cannot be a message of our task are dropped here, where that costs least. Chunks
+        go to the thread that waits for them.
         """
-        if isinstance(event, Received) and event.payload:
-            self._book.received(len(event.topic) + len(event.payload))
+        if isinstance(event, Received):
+            if event.payload:
+                self._book.received(len(event.topic) + len(event.payload))
             try:
                 topic = parse_topic(event.topic)
             except MessageError:
                 return
-            ours = topic.task == self.config.task and topic.hash is None
+            if topic.task == self.config.task and topic.hash is not None:
+                direct = topic.kind is TopicKind.DOWN_CHUNK
+                self._fetcher.arrived(topic.hash, event.payload, direct=direct)
+                return
+            ours = topic.task == self.config.task and event.payload
             if ours and not may_be_message(topic.kind, event.payload):
                 self._ignore(event.topic, "bytes that are no message")
                 return
@@ -525,9 +531,6 @@ class DeviceService:
             topic = parse_topic(text)
             if topic.task != self.config.task:
                 self._heard_offer(Received(text, payload, retained), now)
-            elif topic.hash is not None:
-                direct = topic.kind is TopicKind.DOWN_CHUNK
-                self._fetcher.arrived(topic.hash, payload, direct=direct)
             elif payload:  # an empty one clears a topic
                 message, epoch = decode_stamped(topic, payload)
                 if topic.kind is TopicKind.PRESENCE and isinstance(message, Presence):

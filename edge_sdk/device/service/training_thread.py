@@ -52,6 +52,8 @@ RETRY_S = 10.0
 """Seconds until a task that did not come is fetched again, and a bid without answer repeated."""
 MAX_RETRY_S = 60.0
 """Most seconds between two bids for one round: the device may not have been picked."""
+QUIET_S = 5.0
+"""Seconds without an order after which a device that is idle may measure its costs again."""
 DELIVERY_S = 60.0
 """Least seconds between two deliveries while a run goes on."""
 
@@ -275,6 +277,7 @@ class Training:
         match order:
             case None:
                 self._repeat_bid()
+                self._renew_costs()
             case TaskNotice():
                 if self._part is None or self._part.notice != order:
                     self._notice, self._retry_at = order, self._clock()
@@ -291,9 +294,22 @@ class Training:
             return max(0.0, self._bid_at - self._clock())
         if self._part is not None and self._part.is_held_back:
             return RETRY_S  # nothing tells when that is over
+        quiet_s = QUIET_S if self._costs_are_off else None
         if self._offered is not None:
-            return max(0.0, self._deliver_at - self._clock())
-        return None
+            deliver_s = max(0.0, self._deliver_at - self._clock())
+            return deliver_s if quiet_s is None else min(deliver_s, quiet_s)
+        return quiet_s
+
+    @property
+    def _costs_are_off(self) -> bool:
+        part = self._part
+        return part is not None and part.is_idle and not part.is_held_back and part.costs_are_off
+
+    def _renew_costs(self) -> None:
+        """Measure costs again where that is due: nobody has asked for anything for a while."""
+        part = self._part
+        if part is not None and self._costs_are_off:
+            self._guarded(lambda: part.renew_costs(lambda: self._inbox.waits))
 
     def _repeat_bid(self) -> None:
         part = self._part

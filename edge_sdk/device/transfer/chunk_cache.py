@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_sdk.program.files import PlacedFile, make_folder, remove, write_whole
+from edge_sdk.program.files import PlacedFile, make_folder, remove
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import HASH_BYTES
 
@@ -76,6 +76,11 @@ class ChunkCache:
         self._held: dict[bytes, bytes] = {}
         self._pack: _File | None = None
         """Pack that new chunks are appended to."""
+        self._open: PlacedFile | None = None
+        """Its file, while chunks come."""
+        self._leftover: Path | None = None
+        """File of a large chunk that makes room: the one that comes takes it, which costs a file
+        system less than a file that goes and another that comes."""
         self._next = 1
         self._taken = 0
         self._warned = False
@@ -125,17 +130,23 @@ class ChunkCache:
     def put(self, hash: bytes, chunk: bytes) -> None:
         """Keep a chunk that was checked."""
         self.drop([hash])
+        if len(chunk) >= SMALL_BYTES:  # before it is written: it takes the file of one that goes
+            self._evict(self._max_bytes - -(-len(chunk) // BLOCK_BYTES) * BLOCK_BYTES)
         try:
             self._write(hash, chunk)
         except OSError as error:
             self._evict(self._taken - len(chunk) - BLOCK_BYTES)
+            self._remove_leftover()
             try:
                 self._write(hash, chunk)
             except OSError:
                 self._warn(error)
                 self._held[hash] = chunk
                 return
+        finally:
+            self._remove_leftover()
         self._evict(self._max_bytes, but=hash)
+        self._remove_leftover()
 
     def drop(self, hashes: Iterable[bytes]) -> None:
         """Remove chunks, if they are here."""
@@ -143,6 +154,19 @@ class ChunkCache:
             self._held.pop(hash, None)
             if hash in self._places:
                 self._tidy(self._forget(hash))
+        self._remove_leftover()
+
+    def rest(self) -> None:
+        """Close the pack that is written to; the next chunk opens it again."""
+        if self._open is not None:
+            self._open.close()
+            self._open = None
+
+    def _remove_leftover(self) -> None:
+        if self._leftover is not None:
+            with suppress(OSError):
+                remove(self._leftover)
+            self._leftover = None
 
     # -- files ----------------------------------------------------------------------------------
 
@@ -150,21 +174,35 @@ class ChunkCache:
         if len(chunk) < SMALL_BYTES:
             self._append(hash, chunk)
             return
-        path = self._folder / hash.hex()
-        write_whole(path, chunk, synced=False)
+        # Under its own name at once: what a crash cuts short has another hash.
+        path, leftover = self._folder / hash.hex(), self._leftover
+        if leftover is not None:
+            self._leftover = None
+            with suppress(OSError):
+                os.replace(leftover, path)
+        file = PlacedFile(path, new=False, mode=0o600)
+        try:
+            file.write_at(chunk, 0)
+            file.truncate(len(chunk))
+        except OSError:
+            remove(path)
+            raise
+        finally:
+            file.close()
         self._note(hash, _File(path), 0, len(chunk))
 
     def _append(self, hash: bytes, chunk: bytes) -> None:
         if self._pack is None or self._pack.size >= PACK_BYTES:
+            self.rest()
             self._pack = _File(self._new_pack())
-        pack, file = self._pack, PlacedFile(self._pack.path, new=False, mode=0o600)
+        if self._open is None:
+            self._open = PlacedFile(self._pack.path, new=False, mode=0o600)
+        pack, file = self._pack, self._open
         try:
             file.write_at(hash + len(chunk).to_bytes(4, "little") + chunk, pack.size)
         except OSError:
             file.truncate(pack.size)
             raise
-        finally:
-            file.close()
         self._note(hash, pack, pack.size + _HEAD_BYTES, len(chunk))
 
     def _new_pack(self) -> Path:
@@ -212,13 +250,17 @@ class ChunkCache:
         if file.offsets and 2 * file.live_bytes >= file.size:
             return
         if file is self._pack:
+            self.rest()
             self._pack = None
         for hash in list(file.offsets):
             with suppress(KeyError):  # it cannot be read: forgotten by now
                 self._move(hash, self[hash])
+        self._taken -= file.taken
+        if self._leftover is None and not file.path.name.startswith(_PACK):
+            self._leftover = file.path
+            return
         with suppress(OSError):
             remove(file.path)
-        self._taken -= file.taken
 
     def _move(self, hash: bytes, chunk: bytes) -> None:
         self._leave(hash)
@@ -233,11 +275,12 @@ class ChunkCache:
         """Remove chunks that are not in use until files take at most so many bytes."""
         if self._taken <= most:
             return
-        for old in [hash for hash in self._sizes if hash not in self._in_use and hash != but]:
-            if self._taken <= most:
+        # Chunks in use are the most recently used ones, so the first look is mostly enough.
+        while self._taken > most:
+            unused = (hash for hash in self._sizes if hash not in self._in_use and hash != but)
+            if (old := next(unused, None)) is None:
                 return
-            if old in self._places:
-                self._tidy(self._forget(old))
+            self._tidy(self._forget(old))
 
     def _touch(self, file: _File) -> None:
         try:

@@ -6,7 +6,9 @@ while bytes come in: on a slow link, repeated requests would delay each other. O
 had to answer, it is asked first for the next chunks; once a topic brings a chunk, topics come first
 again.
 
-At most WINDOW chunks are under way. This is the flow control: nothing queues on the broker.
+At most WINDOW chunks are under way, or up to four times as many small ones. This is the flow
+control: nothing queues on the broker. More are asked for when half of the window is free, together:
+a message for each costs more than a small chunk.
 
 A fetch ends early when its chunks are useless by now, and when the topic of an awaited chunk is
 cleared: then its version is gone, and the coordinator will not answer.
@@ -38,9 +40,8 @@ from edge_sdk.protocol.messages.wire import encode_message
 from edge_sdk.protocol.packs.index import (
     MAX_INDEX_BYTES,
     ModelIndex,
+    Unpacking,
     decode_index,
-    needed_chunks,
-    unpack_model,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
 from edge_sdk.protocol.plan.layout import Array
@@ -52,6 +53,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 WINDOW = 8
+WHOLE_BYTES = 2**18
+"""Size from which a chunk counts as one of the window."""
+LEAST_SHARE = 0.25
+"""Least that a small one counts."""
 RETRY_S = 4.0
 IDLE_S = 60.0
 """Seconds without a chunk after which a fetch fails."""
@@ -77,16 +82,28 @@ class Ask:
 class _Awaited:
     due_s: float
     subscribed: bool
+    share: float
+    """Part of the window that it takes, in chunks."""
 
 
 class Pull:
     """Decides which chunks to ask for, when and how. Time comes in with every call, in seconds."""
 
     def __init__(
-        self, hashes: Iterable[bytes], now: float, *, direct: bool = False, window: int = WINDOW
+        self,
+        hashes: Iterable[bytes],
+        now: float,
+        *,
+        direct: bool = False,
+        window: int = WINDOW,
+        sizes: Mapping[bytes, int] | None = None,
     ) -> None:
-        """`direct`: ask the coordinator first, not the retained topics."""
+        """`direct`: ask the coordinator first, not the retained topics. `sizes`: bytes of chunks,
+        as far as they are known.
+        """
         self.direct = direct
+        self._sizes = sizes or {}
+        self._taken = 0.0
         self.moved_s = now
         """Time at which the last chunk came."""
         self._waiting = deque(dict.fromkeys(hashes))
@@ -109,6 +126,7 @@ class Pull:
         awaited = self._awaited.pop(hash, None)
         if awaited is None:
             return False
+        self._taken -= awaited.share
         if awaited.subscribed:
             self._done.append(hash)
         self.direct = direct
@@ -125,8 +143,7 @@ class Pull:
 
         `silence_s`: seconds since anything came over the link, be it a part of a chunk.
         """
-        ask = Ask(drop=self._done)
-        self._done = []
+        ask = Ask()
         for hash, awaited in self._awaited.items():
             if awaited.due_s <= now and silence_s < RETRY_S:
                 awaited.due_s = now + RETRY_S - silence_s
@@ -134,10 +151,18 @@ class Pull:
                 awaited.due_s, awaited.subscribed = now + RETRY_S, True
                 ask.subscribe.append(hash)
                 ask.want.append(hash)
-        while self._waiting and len(self._awaited) < self._window:
-            hash = self._waiting.popleft()
-            self._awaited[hash] = _Awaited(now + RETRY_S, not self.direct)
-            (ask.want if self.direct else ask.subscribe).append(hash)
+        if self._taken <= self._window / 2 or not self._awaited:
+            ask.drop.extend(self._done)
+            self._done.clear()
+            while self._waiting:
+                size = self._sizes.get(self._waiting[0], WHOLE_BYTES)
+                share = min(1.0, max(LEAST_SHARE, size / WHOLE_BYTES))
+                if self._awaited and self._taken + share > self._window:
+                    break
+                hash = self._waiting.popleft()
+                self._taken += share
+                self._awaited[hash] = _Awaited(now + RETRY_S, not self.direct, share)
+                (ask.want if self.direct else ask.subscribe).append(hash)
         return ask
 
     def give_up(self) -> Ask:
@@ -187,17 +212,24 @@ class Fetcher:
         hashes: Sequence[bytes],
         *,
         overtaken: Callable[[], bool] = lambda: False,
+        sizes: Mapping[bytes, int] | None = None,
+        take: Callable[[bytes, bytes], object] | None = None,
     ) -> ChunkCache:
-        """Get these chunks, which stay in the cache until the next fetch.
+        """Get these chunks, which stay in the cache until the next fetch. `sizes`: see `Pull`.
 
+        `take` is given every chunk, checked, as it comes, those of the cache first.
         `overtaken` tells if they are useless by now; `wake` lets the fetch ask it.
         Raises `FetchError` when none came for IDLE_S, when one is gone for good, or when it is
         told to stop.
         """
         self._cache.use(hashes)
         now = self._clock()
-        missing = [each for each in dict.fromkeys(hashes) if each not in self._cache]
-        pull = Pull(missing, now, direct=self._direct)
+        missing = [
+            hash
+            for hash in dict.fromkeys(hashes)
+            if hash not in self._cache or not (take is None or self._give(hash, take))
+        ]
+        pull = Pull(missing, now, direct=self._direct, sizes=sizes)
         with self._changed:
             self._arrivals.clear()
             self._awaiting = True
@@ -205,7 +237,7 @@ class Fetcher:
             while pull.left:
                 self._perform(pull.ask(self._clock(), self._link.silence_s(bulk=True)))
                 self._wait(pull, pull.moved_s + IDLE_S)
-                self._take(pull)
+                self._take(pull, take)
                 if self._should_stop():
                     raise FetchError("the device is stopping")
                 if pull.left and overtaken():
@@ -222,7 +254,21 @@ class Fetcher:
                 self._awaiting = False
                 self._arrivals.clear()
             self._perform(pull.give_up())
+            self._cache.rest()
         return self._cache
+
+    def _give(self, hash: bytes, take: Callable[[bytes, bytes], object]) -> bool:
+        """Give a chunk of the cache to `take`; one that is damaged is dropped, to be pulled."""
+        try:
+            chunk = self._cache[hash]
+        except KeyError:
+            return False
+        if chunk_hash(chunk) != hash:
+            log.warning("chunk %s on this device's disk is damaged: pulled again", hash.hex())
+            self._cache.drop([hash])
+            return False
+        take(hash, chunk)
+        return True
 
     def fetch_blob(
         self,
@@ -258,7 +304,7 @@ class Fetcher:
             if not self._arrivals and not self._should_stop():
                 self._changed.wait(max(0.0, until - now))
 
-    def _take(self, pull: Pull) -> None:
+    def _take(self, pull: Pull, take: Callable[[bytes, bytes], object] | None) -> None:
         while True:
             with self._changed:
                 if not self._arrivals:
@@ -276,6 +322,8 @@ class Fetcher:
                     )
             elif pull.arrived(hash, self._clock(), direct=direct):
                 self._cache.put(hash, chunk)
+                if take is not None:
+                    take(hash, chunk)
 
     def _perform(self, ask: Ask) -> None:
         for hash in ask.drop:
@@ -313,8 +361,13 @@ class PulledModel:
         return self._fetcher.fetch_blob(blob, max_bytes, what, lambda: self._overtaken(0))
 
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
-        """See `ModelSource`. Raises `FetchError` and what `unpack_model` raises."""
-        return self.fetch_groups(opened, assignment.groups)
+        """See `ModelSource`. Raises `FetchError` and what `Unpacking` raises."""
+        blocks, buffers = self.fetch_groups(opened, assignment.groups)
+        blocks.values.flags.writeable = True
+        return blocks, buffers
+
+    gives_away = True
+    """See `ModelSource`."""
 
     def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
         """See `ModelSource`. Raises as `fetch`."""
@@ -359,12 +412,14 @@ class PulledModel:
         self, opened: RoundOpen | Survey, what: str, blob: Blob | None, groups: Groups
     ) -> tuple[Blocks, dict[str, Array]]:
         index = self._index_of(opened, what, blob)
-        hashes = needed_chunks(self._plan, index, groups)
-        return self._fetcher.read(
-            hashes,
-            lambda chunks: unpack_model(self._plan, index, groups, chunks),
-            lambda: self._overtaken(opened.round),
+        unpacking = Unpacking(self._plan, index, groups)
+        self._fetcher.fetch(
+            unpacking.needed,
+            overtaken=lambda: self._overtaken(opened.round),
+            sizes=index.chunk_sizes,
+            take=unpacking.take,
         )
+        return unpacking.result()
 
     def _index_of(self, opened: RoundOpen | Survey, what: str, blob: Blob | None) -> ModelIndex:
         if blob is None:

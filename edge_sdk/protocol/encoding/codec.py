@@ -25,7 +25,8 @@ with zstd.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, cast
 
@@ -44,7 +45,7 @@ from edge_sdk.protocol.encoding.top_k import kept_counts, pick, place_bytes, put
 from edge_sdk.protocol.encoding.zstd import compress, decompress
 from edge_sdk.protocol.errors import BlockError, EncodingError, GroupError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
-from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.layout import Array, Indices
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
 
 MAGIC = "tessera-blocks"
@@ -102,6 +103,31 @@ def encode_blocks(
     blocks.check(held.ids, plan.block_sizes)
     parts = encode_parts(blocks.values, held.sizes, encoding, stream)
     return join_message(plan, chosen, encoding, parts)
+
+
+def encode_arrays(
+    plan: ModelPlan,
+    groups: Groups,
+    arrays: Mapping[str, Array],
+    encoding: Encoding,
+    stream: np.random.Generator,
+    room: NDArray[np.uint8] | None = None,
+) -> bytes | memoryview:
+    """Write a submodel's arrays as a message: that of their blocks, with fp32 in one copy.
+
+    `room`: memory for the message, if it is large enough; the message then lies there.
+    Raises as `encode_blocks`, and `TensorError` if these are not the submodel's arrays.
+    """
+    if encoding != Encoding() or sys.byteorder != "little":
+        return encode_blocks(plan, groups, plan.scatter(arrays, groups), encoding, stream)
+    chosen = plan.choose(groups)
+    header = _header(plan, chosen, encoding)
+    size = len(header) + FLOAT32.itemsize * plan.held(chosen).parameters
+    fits = room is not None and len(room) >= size
+    message = room[:size] if room is not None and fits else np.empty(size, np.uint8)
+    message[: len(header)] = np.frombuffer(header, np.uint8)
+    plan.scatter(arrays, groups, message[len(header) :].view(FLOAT32))
+    return message.data.toreadonly()
 
 
 def decode_blocks(

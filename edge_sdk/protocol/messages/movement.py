@@ -61,6 +61,14 @@ MOVEMENT_FORMS: Forms = {
 
 def encode_movement(movement: Movement) -> bytes:
     """Write a movement as bytes. Raises `MessageError` if it could not be read again."""
+    return b"".join(movement_pieces(movement))
+
+
+def movement_pieces(movement: Movement) -> list[bytes | memoryview]:
+    """Return the bytes of a movement in pieces, so that the payload, the last, is not copied.
+
+    Raises as `encode_movement`.
+    """
     arrays = [
         np.asarray(array, dtype=array.dtype.newbyteorder("<"), order="C")
         for array in movement.statistics.values()
@@ -75,7 +83,7 @@ def encode_movement(movement: Movement) -> bytes:
     if len(header) > MAX_HEADER_BYTES:
         raise MessageError(f"{len(arrays)} statistics are too many for a movement")
     pieces = [len(header).to_bytes(4, "little"), header]
-    return b"".join([*pieces, *(array.tobytes() for array in arrays), movement.payload])
+    return [*pieces, *(array.tobytes() for array in arrays), movement.payload]
 
 
 def decode_movement(data: bytes | bytearray | memoryview | mmap) -> Movement:

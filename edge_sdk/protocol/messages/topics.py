@@ -30,6 +30,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import Enum
+from functools import lru_cache
 from typing import Literal
 
 from edge_sdk.protocol.chunks import HASH_BYTES
@@ -182,6 +183,7 @@ class Topics:
         return self._prefix + "presence/+"
 
 
+@lru_cache(maxsize=128)
 def parse_topic(text: str) -> Topic:
     """Parse a topic. Raises only `MessageError`, for any other text."""
     if len(text) > MAX_TOPIC_CHARACTERS or not text.startswith(ROOT + "/"):

@@ -20,10 +20,11 @@ Law: `unpack_model(plan, *pack_model(plan, encoded, b, n), S)` is
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgpack
 import numpy as np
@@ -37,9 +38,8 @@ from edge_sdk.protocol.chunks import (
     Chunks,
     chunk_count,
     chunk_hash,
-    join_blob,
 )
-from edge_sdk.protocol.encoding.codec import decode_payload, part_specs
+from edge_sdk.protocol.encoding.codec import FLOAT32, decode_payload, part_specs
 from edge_sdk.protocol.encoding.encoded_model import EncodedModel
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.encoding.zstd import compress
@@ -56,6 +56,8 @@ FIELDS = 7
 MAX_INDEX_BYTES = 2**24
 """Enough for a million chunks."""
 
+PLAIN = Encoding()
+
 SHORT_RUN = 256
 """Longest runs of blocks, in values, that are moved by index, many at a time."""
 SCATTERED = 2**12
@@ -69,6 +71,17 @@ class ModelIndex:
     encoding: Encoding
     chunk_bytes: int
     packs: tuple[Blob, ...]
+
+    @property
+    def chunk_sizes(self) -> dict[bytes, int]:
+        """Bytes of every chunk."""
+        sizes: dict[bytes, int] = {}
+        for blob in self.packs:
+            sizes |= dict.fromkeys(blob.chunks[:-1], self.chunk_bytes)
+            if blob.chunks:
+                last = blob.size - self.chunk_bytes * (len(blob.chunks) - 1)
+                sizes.setdefault(blob.chunks[-1], last)
+        return sizes
 
 
 def pack_model(
@@ -132,27 +145,151 @@ def unpack_model(
     Raises `GroupError` for groups that do not fit the plan, `MessageError` for chunks that are
     missing, altered or of a wrong size, `BlockError` for values that are not the encoding's.
     """
-    packs, chosen = _packs(plan, index), plan.choose(groups)
-    most = packs.sizes(plan, index.encoding)
-    ids, part_ids = plan.block_ids(chosen), packs.parts_of_submodel(plan, chosen)
-    values = np.empty(int(plan.block_sizes[ids].sum()), dtype=np.float32)
-    raw = np.empty(int(packs.part_sizes[part_ids].sum()), dtype=np.uint8)
-    starts, part_starts = _starts(ids, plan.block_sizes), _starts(part_ids, packs.part_sizes)
-    for number in packs.of_submodel(plan, chosen):
-        blocks, parts = packs.blocks[number], packs.parts[number]
-        data = memoryview(join_blob(index.packs[number], chunks))
-        end = len(data) - int(packs.part_sizes[parts].sum())
+    unpacking = Unpacking(plan, index, groups)
+    for name in unpacking.needed:
+        try:
+            chunk = chunks[name]
+        except KeyError:
+            raise MessageError(f"chunk {name.hex()} is missing") from None
+        if chunk_hash(chunk) != name:
+            raise MessageError(f"chunk {name.hex()} was altered: its hash does not match")
+        unpacking.take(name, chunk)
+    return unpacking.result()
+
+
+class Unpacking:
+    """Puts the chunks of a submodel into their places as they come, in any order.
+
+    fp32 goes straight to its place. A pack in another encoding, or with buffers, is put together
+    and decoded once its last chunk is here.
+    """
+
+    def __init__(self, plan: ModelPlan, index: ModelIndex, groups: Groups) -> None:
+        """Raises `GroupError` for groups, `MessageError` for an index that do not fit the plan."""
+        self._plan, self._index = plan, index
+        self._packs, self._chosen = _packs(plan, index), plan.choose(groups)
+        self._most = self._packs.sizes(plan, index.encoding)
+        self._ids = plan.block_ids(self._chosen)
+        part_ids = self._packs.parts_of_submodel(plan, self._chosen)
+        self._values = np.empty(int(plan.block_sizes[self._ids].sum()), dtype=np.float32)
+        self._raw = np.empty(int(self._packs.part_sizes[part_ids].sum()), dtype=np.uint8)
+        self._starts = _starts(self._ids, plan.block_sizes)
+        self._part_starts = _starts(part_ids, self._packs.part_sizes)
+        self._awaited: dict[bytes, list[_Piece]] = {}
+        self._left: dict[int, int] = {}
+        """Chunks that every pack still waits for."""
+        self._together: dict[int, bytearray] = {}
+        self._runs: dict[int, _Runs] = {}
+        for number in self._packs.of_submodel(plan, self._chosen):
+            blob = index.packs[number]
+            self._left[number] = len(blob.chunks)
+            for at, name in enumerate(blob.chunks):
+                self._awaited.setdefault(name, []).append(_Piece(number, at * index.chunk_bytes))
+            if not blob.chunks:
+                self._decode(number, b"")
+
+    @property
+    def needed(self) -> list[bytes]:
+        """Hashes of the chunks that have not been taken, in order, each once."""
+        return list(self._awaited)
+
+    def take(self, name: bytes, chunk: bytes) -> None:
+        """Take a chunk whose hash was checked; one that is not needed is ignored.
+
+        Raises `MessageError` for a wrong size, `BlockError` for values that are not the encoding's.
+        """
+        for number, offset in self._awaited.pop(name, ()):
+            size = self._index.packs[number].size
+            if len(chunk) != min(self._index.chunk_bytes, size - offset):
+                raise MessageError(f"the chunks of pack {number} do not add up to its {size} bytes")
+            self._left[number] -= 1
+            if self._is_plain(number):
+                self._place(number, offset, chunk)
+                continue
+            whole = self._together.setdefault(number, bytearray(size))
+            whole[offset : offset + len(chunk)] = chunk
+            if not self._left[number]:
+                self._decode(number, self._together.pop(number))
+
+    def result(self) -> tuple[Blocks, dict[str, Array]]:
+        """Return the blocks (read-only) and the buffers. Raises `MessageError` if chunks miss."""
+        for name in self._awaited:
+            raise MessageError(f"chunk {name.hex()} is missing")
+        self._values.flags.writeable = False
+        return Blocks(self._ids, self._values), _buffers_of(self._plan, self._chosen, self._raw)
+
+    def _is_plain(self, number: int) -> bool:
+        """True if the pack is nothing but values as they lie in memory."""
+        return (
+            self._index.encoding == PLAIN
+            and sys.byteorder == "little"
+            and not len(self._packs.parts[number])
+            and self._index.chunk_bytes % FLOAT32.itemsize == 0
+            and self._index.packs[number].size == self._most[number]
+        )
+
+    def _place(self, number: int, offset: int, chunk: bytes) -> None:
+        """Move the values of a chunk to their places."""
+        runs = self._runs.get(number)
+        if runs is None:
+            blocks = self._packs.blocks[number]
+            sizes = self._plan.block_sizes[blocks]
+            runs = self._runs[number] = _runs(self._starts[blocks], sizes)
+        source = np.frombuffer(chunk, dtype=FLOAT32)
+        begin = offset // FLOAT32.itemsize
+        end = begin + len(source)
+        first = int(np.searchsorted(runs.begins, begin, side="right")) - 1
+        last = int(np.searchsorted(runs.begins, end, side="left"))
+        if SHORT_RUN * (last - first) > len(source):
+            within = np.arange(begin, end)
+            at = np.searchsorted(runs.begins, within, side="right") - 1
+            self._values[runs.places[at] + (within - runs.begins[at])] = source
+            return
+        ends = [*runs.begins[first + 1 : last].tolist(), end]
+        starts, places = runs.begins[first:last].tolist(), runs.places[first:last].tolist()
+        for place, start, stop in zip(places, starts, ends, strict=True):
+            low = max(start, begin)
+            target = self._values[place + low - start : place + stop - start]
+            target[...] = source[low - begin : stop - begin]
+
+    def _decode(self, number: int, data: bytes | bytearray) -> None:
+        blocks, parts = self._packs.blocks[number], self._packs.parts[number]
+        view = memoryview(data)
+        end = len(view) - int(self._packs.part_sizes[parts].sum())
         if end < 0:
-            raise MessageError(f"pack {number} of the model has too few bytes: {len(data)}")
+            raise MessageError(f"pack {number} of the model has too few bytes: {len(view)}")
         if len(blocks):
-            compressed = index.encoding.zstd and len(data) < most[number]
-            encoding = replace(index.encoding, zstd=compressed)
-            read = decode_payload(plan, blocks, encoding, data[:end])
-            _scatter(read.values, values, starts[blocks], plan.block_sizes[blocks])
-        rest = np.frombuffer(data[end:], dtype=np.uint8)
-        _scatter(rest, raw, part_starts[parts], packs.part_sizes[parts])
-    values.flags.writeable = False
-    return Blocks(ids, values), _buffers_of(plan, chosen, raw)
+            encoding = self._index.encoding
+            compressed = encoding.zstd and len(view) < self._most[number]
+            read = decode_payload(
+                self._plan, blocks, replace(encoding, zstd=compressed), view[:end]
+            )
+            _scatter(
+                read.values, self._values, self._starts[blocks], self._plan.block_sizes[blocks]
+            )
+        rest = np.frombuffer(view[end:], dtype=np.uint8)
+        _scatter(rest, self._raw, self._part_starts[parts], self._packs.part_sizes[parts])
+
+
+class _Piece(NamedTuple):
+    """A chunk's place: the number of its pack, and its first byte there."""
+
+    pack: int
+    offset: int
+
+
+class _Runs(NamedTuple):
+    """Runs of adjacent values: where each begins in a pack, and its place in the submodel."""
+
+    begins: Indices
+    places: Indices
+
+
+def _runs(starts: Indices, sizes: Indices) -> _Runs:
+    """Find the runs of consecutive blocks that lie at these starts."""
+    first = np.flatnonzero(np.concatenate(([True], starts[1:] != starts[:-1] + sizes[:-1])))
+    begins = (np.cumsum(sizes) - sizes)[first]
+    return _Runs(begins, starts[first])
 
 
 def encode_index(plan: ModelPlan, index: ModelIndex) -> bytes:

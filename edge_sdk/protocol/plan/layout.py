@@ -13,7 +13,7 @@ equally sized groups at a time, so their cost does not depend on how finely a te
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import product
@@ -27,6 +27,9 @@ Array = NDArray[Any]
 Indices = NDArray[np.int64]
 Place = tuple[Any, ...]
 """An index of a part of an array; taking it from an array without dimensions gives an array too."""
+
+ALIGNED_BYTES = 64
+"""Arrays in one piece of memory begin at multiples of this."""
 
 REMEMBERED = 64
 """Groups of a tensor's dimensions, in all, up to which the places of its blocks are remembered."""
@@ -129,13 +132,34 @@ def pack(array: Array, spans: Sequence[Span], out: Array) -> None:
         _view(out, shape, in_flat)[...] = _view(array, shape, in_array)
 
 
-def unpack(flat: Array, spans: Sequence[Span]) -> Array:
-    """Return the array whose blocks lie in `flat`; inverse of `pack`."""
+def unpack(flat: Array, spans: Sequence[Span], out: Array | None = None) -> Array:
+    """Return the array whose blocks lie in `flat`; inverse of `pack`.
+
+    `out`: the array to write to, contiguous and of the same type; None: a new one.
+    """
     flat = np.ascontiguousarray(flat)  # blocks are located by their distance in memory
-    array = np.empty([span.size for span in spans], dtype=flat.dtype)
+    array = np.empty([span.size for span in spans], dtype=flat.dtype) if out is None else out
     for shape, in_array, in_flat in _rectangles(tuple(spans), flat.itemsize):
         _view(array, shape, in_array)[...] = _view(flat, shape, in_flat)
     return array
+
+
+def arrays_in_one(
+    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], more_bytes: int = 0
+) -> tuple[dict[str, Array], NDArray[np.uint8]]:
+    """Make arrays of these shapes and types in one piece of memory, with room for more.
+
+    Returns that piece, too. In one piece, memory returns to the system when it is not needed any
+    more; in many, the allocator keeps it.
+    """
+    sizes = [prod(shape) * dtype.itemsize for shape, dtype in wanted.values()]
+    padded = [-(-size // ALIGNED_BYTES) * ALIGNED_BYTES for size in sizes]
+    whole = np.empty(sum(padded) + more_bytes, dtype=np.uint8)
+    arrays, start = {}, 0
+    for (name, (shape, dtype)), size, step in zip(wanted.items(), sizes, padded, strict=True):
+        arrays[name] = whole[start : start + size].view(dtype).reshape(shape)
+        start += step
+    return arrays, whole
 
 
 def _view(array: Array, shape: tuple[int, ...], where: _Where) -> Array:

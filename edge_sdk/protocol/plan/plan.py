@@ -36,6 +36,7 @@ from edge_sdk.protocol.plan.layout import (
     Indices,
     Place,
     Span,
+    arrays_in_one,
     block_sizes,
     cut_array,
     pack,
@@ -256,12 +257,17 @@ class ModelPlan:
             for tensor, spans in pairs
         }
 
-    def scatter(self, movement: Mapping[str, Array], groups: Groups) -> Blocks:
-        """Turn a submodel's movement (or weights) into blocks. Inverse of `assemble`."""
+    def scatter(
+        self, movement: Mapping[str, Array], groups: Groups, out: Float32 | None = None
+    ) -> Blocks:
+        """Turn a submodel's movement (or weights) into blocks. Inverse of `assemble`.
+
+        `out`: the vector to write them to, as long as they are; None: a new one.
+        """
         chosen = self.choose(groups)
         shaped, held = self._shaped(chosen), self.held(chosen)
         _check_arrays(self.tensors, shaped.shapes, movement)
-        values = np.empty(held.parameters, dtype=np.float32)
+        values = np.empty(held.parameters, dtype=np.float32) if out is None else out
         start = 0
         for tensor, spans, shape in zip(self.tensors, shaped.tensors, shaped.shapes, strict=True):
             end = start + prod(shape)
@@ -270,14 +276,23 @@ class ModelPlan:
         return Blocks(held.ids, values)
 
     def assemble(self, blocks: Blocks, groups: Groups) -> dict[str, Float32]:
-        """Assemble a submodel's arrays from its blocks. Inverse of `scatter`."""
+        """Assemble a submodel's arrays from its blocks. Inverse of `scatter`.
+
+        The arrays lie in one piece of memory, which goes when the last of them does.
+        """
         chosen = self.choose(groups)
         shaped = self._shaped(chosen)
         blocks.check(self.block_ids(chosen), self.block_sizes)
-        arrays, start = {}, 0
+        arrays = arrays_in_one(
+            {
+                tensor.name: (shape, np.dtype(np.float32))
+                for tensor, shape in zip(self.tensors, shaped.shapes, strict=True)
+            }
+        )[0]
+        start = 0
         for tensor, spans, shape in zip(self.tensors, shaped.tensors, shaped.shapes, strict=True):
             end = start + prod(shape)
-            arrays[tensor.name] = unpack(blocks.values[start:end], spans)
+            unpack(blocks.values[start:end], spans, arrays[tensor.name])
             start = end
         return arrays
 

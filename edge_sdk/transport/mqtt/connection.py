@@ -54,6 +54,16 @@ STABLE_S = 10.0
 PACKET_ROOM_BYTES = 2**12
 """Bytes of a packet besides the message or chunk that it carries, at most: topic, ids, header."""
 
+MAX_ASKED = 8
+"""Most filters in one packet, for chunks, which come and go by the dozen; some brokers take no
+more. Filters of messages are asked for one by one: what a broker retains comes in their order."""
+
+READS = 32
+"""Packets that are taken one after the other, at most, before anything else is done."""
+
+LOOK_AFTER_S = 0.25
+"""Seconds between two looks at keepalive and the network, at most."""
+
 FIRST_PAUSE_S = 1.0
 LONGEST_PAUSE_S = 30.0
 
@@ -276,9 +286,10 @@ class _Session:
         self._given_up = False
         self._served = False
         self._moved_s = 0.0
+        self._looked_s = 0.0
         self._unsent = 0
         self._network_said = ""
-        self._asked: dict[int, str] = {}
+        self._asked: dict[int, list[str]] = {}
         self._first_asked: set[int] = set()
         self._client = self._make_client()
 
@@ -379,19 +390,27 @@ class _Session:
             selector.modify(connected, interest)
         timeout_s = 0.1 if of._ending.is_set() else min(5.0, self._settings.keepalive_s / 8)
         # TLS may hold bytes that the selector cannot see.
-        held = isinstance(connected, ssl.SSLSocket) and connected.pending() > 0
+        held = client.holds or (isinstance(connected, ssl.SSLSocket) and connected.pending() > 0)
         ready = {key.fileobj: mask for key, mask in selector.select(0 if held else timeout_s)}
         if of._alarm in ready:
             self._hear_alarm()
         if held or ready.get(connected, 0) & selectors.EVENT_READ:
             of.heard_s = time.monotonic()
             result = client.loop_read()
+            for _ in range(READS):
+                if not client.holds or client.socket() is None:
+                    break
+                client.loop_read()
             if result == paho.MQTT_ERR_PROTOCOL and not (self._welcomed or self._reason):
                 # paho reports this for a refused version, and for anything it cannot read.
                 self._reason = reasons.refusal(self._settings, reasons.OTHER_VERSION)
         if ready.get(connected, 0) & selectors.EVENT_WRITE:
             self._moved_s = time.monotonic()
             client.loop_write()
+        now = time.monotonic()
+        if now - self._looked_s < min(LOOK_AFTER_S, timeout_s):
+            return
+        self._looked_s = now
         if not self._is_sending(connected) and not self._is_skipping():
             client.loop_misc()
 
@@ -435,12 +454,15 @@ class _Session:
             of.outbox.sent(sent.mid)
 
     def _obey_orders(self) -> None:
-        while self._of._orders:
-            subscribe, topic_filter = self._of._orders.popleft()
+        orders, most = self._of._orders, MAX_ASKED if self._of._bulk else 1
+        while orders:
+            subscribe, filters = orders[0][0], list[str]()
+            while orders and orders[0][0] is subscribe and len(filters) < most:
+                filters.append(orders.popleft()[1])
             if subscribe:
-                self._ask(topic_filter)
+                self._ask(filters)
             else:
-                self._client.unsubscribe(topic_filter)
+                self._client.unsubscribe(filters)
 
     def _restore(self) -> None:
         """Request all subscriptions again; the session is a clean one."""
@@ -449,13 +471,14 @@ class _Session:
         with self._of._lock:
             self._of._orders.clear()
             filters = list(self._of._filters)
-        self._first_asked = {mid for f in filters if (mid := self._ask(f)) is not None}
+        self._first_asked = {mid for f in filters if (mid := self._ask([f])) is not None}
         self._announce()
 
-    def _ask(self, topic_filter: str) -> int | None:
-        _, mid = self._client.subscribe(topic_filter, qos=1)
+    def _ask(self, filters: list[str]) -> int | None:
+        """Subscribe to filters with one packet."""
+        _, mid = self._client.subscribe([(each, 1) for each in filters])
         if mid is not None:
-            self._asked[mid] = topic_filter
+            self._asked[mid] = filters
         return mid
 
     def _announce(self) -> None:
@@ -489,9 +512,9 @@ class _Session:
         self._silent = str(code) == "Keep alive timeout"
 
     def _on_subscribe(self, _client: Any, _data: Any, mid: int, codes: Any, _rest: Any) -> None:
-        topic_filter = self._asked.pop(mid, "")
-        if any(code.is_failure for code in codes):
-            self._refused(topic_filter, "the broker does not let this user subscribe to it")
+        for topic_filter, code in zip(self._asked.pop(mid, ()), codes, strict=False):
+            if code.is_failure:
+                self._refused(topic_filter, "the broker does not let this user subscribe to it")
         self._first_asked.discard(mid)
         self._announce()
 

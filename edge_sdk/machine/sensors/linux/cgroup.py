@@ -1,7 +1,9 @@
 """Limits of Linux control groups, versions 1 and 2, nested.
 
 A limit may be set on any group from our own up to the mount, and each group has its own use, so the
-smallest over all of them counts. psutil and `os` know nothing of this.
+smallest over all of them counts. psutil and `os` know nothing of this. Which groups we are in is
+read every time; where they are mounted, and which files they have, changes so rarely that it is
+read once a minute.
 """
 
 from __future__ import annotations
@@ -27,19 +29,31 @@ class CgroupLimits:
 
 def read_limits(files: Files) -> CgroupLimits:
     """Read the limits of this process's groups."""
-    folders = group_folders(files)
-    bounds = [_memory(files, folder) for folder in folders]
-    return CgroupLimits(
-        cpus=_least([_cpus(files, folder) for folder in folders]),
-        memory_bytes=_least([limit for limit, _ in bounds]),
-        available_bytes=_least([left for _, left in bounds]),
-    )
+    limit, left = read_memory(files)
+    return CgroupLimits(cpus=read_cpus(files), memory_bytes=limit, available_bytes=left)
+
+
+def read_cpus(files: Files) -> float | None:
+    """Read `CgroupLimits.cpus` alone."""
+    return _least([_cpus(files, folder) for folder in group_folders(files)])
+
+
+def read_memory(files: Files) -> tuple[float | None, float | None]:
+    """Read `CgroupLimits.memory_bytes` and `available_bytes` alone."""
+    bounds = [_memory(files, folder) for folder in group_folders(files)]
+    return _least([limit for limit, _ in bounds]), _least([left for _, left in bounds])
 
 
 def group_folders(files: Files) -> list[str]:
     """Return our groups' folders in every mounted hierarchy, each with all of its ancestors."""
+    groups = files.text("proc/self/cgroup") or ""
+
+    return files.lasting(("folders", groups), lambda: _mounted(files, groups))
+
+
+def _mounted(files: Files, groups: str) -> list[str]:
     ours: dict[str, str] = {}
-    for line in (files.text("proc/self/cgroup") or "").splitlines():
+    for line in groups.splitlines():
         _, _, rest = line.partition(":")
         controllers, colon, path = rest.partition(":")
         if colon:
@@ -80,12 +94,12 @@ def _least(limits: list[float | None]) -> float | None:
 
 
 def _cpus(files: Files, folder: str) -> float | None:
-    if files.exists(f"{folder}/cpu.max"):
+    if _has(files, f"{folder}/cpu.max"):
         quota, _, period = (files.text(f"{folder}/cpu.max") or "").partition(" ")
         if quota == "max":
             return math.inf
         return _share(to_number(quota), to_number(period))
-    if files.exists(f"{folder}/cpu.cfs_quota_us"):
+    if _has(files, f"{folder}/cpu.cfs_quota_us"):
         quota_us = files.number(f"{folder}/cpu.cfs_quota_us")
         if quota_us == -1:
             return math.inf
@@ -123,7 +137,11 @@ def _memory(files: Files, folder: str) -> tuple[float | None, float | None]:
     return limit, min(limit, max(0.0, limit - used + droppable))
 
 
+def _has(files: Files, path: str) -> bool:
+    return files.lasting(path, lambda: files.exists(path))
+
+
 def _bytes(files: Files, path: str) -> float | None:
-    if not files.exists(path):
+    if not _has(files, path):
         return math.inf
     return math.inf if files.text(path) == "max" else files.number(path)

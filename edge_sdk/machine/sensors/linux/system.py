@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 from edge_sdk.machine.sensors.commands import Command
 from edge_sdk.machine.sensors.files import Files
-from edge_sdk.machine.sensors.linux.cgroup import read_limits
+from edge_sdk.machine.sensors.linux.cgroup import read_cpus, read_memory
 from edge_sdk.machine.sensors.rates import Rates
 from edge_sdk.machine.snapshot import CoreClass, Cpu, MemoryState, Network, Snapshot
 
@@ -40,7 +40,7 @@ class LinuxSources:
     def cpu(self) -> Snapshot:
         """Read the cores we may use, and the load of the machine."""
         usable = usable_cpus(self._files)
-        quota = read_limits(self._files).cpus
+        quota = read_cpus(self._files)
         classes, mhz = _clocks(self._files, usable or frozenset())
         peaks = [each.max_mhz for each in classes if each.max_mhz is not None]
         return Snapshot(
@@ -63,11 +63,11 @@ class LinuxSources:
                 r"^(\w+): *([0-9]{1,20}) kB$", self._files.text("proc/meminfo") or "", re.M
             )
         }
-        limits = read_limits(self._files)
+        limit, left = read_memory(self._files)
         return Snapshot(
             memory=MemoryState(
-                total_bytes=_least(amounts.get("MemTotal"), limits.memory_bytes),
-                available_bytes=_least(amounts.get("MemAvailable"), limits.available_bytes),
+                total_bytes=_least(amounts.get("MemTotal"), limit),
+                available_bytes=_least(amounts.get("MemAvailable"), left),
                 pressure=pressure(self._files, "memory"),
             )
         )
@@ -169,15 +169,28 @@ def default_interface(files: Files) -> str | None:
 
 def _clocks(files: Files, usable: frozenset[int]) -> tuple[tuple[CoreClass, ...], float | None]:
     """Return classes of the usable cores, and their mean clock in MHz now."""
-    peaks: dict[int, float] = {}
+    classes, policies = files.lasting(("cores", usable), lambda: _classes(files, usable))
     clocks: dict[int, float] = {}
+    for folder, members in policies.items():
+        khz = files.number(f"{folder}/scaling_cur_freq")
+        if khz is not None and khz > 0:
+            clocks |= dict.fromkeys(members, khz / 1000)
+    return classes, sum(clocks.values()) / len(clocks) if clocks else None
+
+
+def _classes(
+    files: Files, usable: frozenset[int]
+) -> tuple[tuple[CoreClass, ...], dict[str, frozenset[int]]]:
+    """Return classes of the usable cores, and the cores of every folder with a clock."""
+    peaks: dict[int, float] = {}
+    policies: dict[str, frozenset[int]] = {}
     for policy in files.names(f"{CPU}/cpufreq", "policy*") or ():
         folder = f"{CPU}/cpufreq/{policy}"
         members = parse_cpus(files.text(f"{folder}/affected_cpus") or "") or frozenset()
-        for frequencies, name in ((peaks, "cpuinfo_max_freq"), (clocks, "scaling_cur_freq")):
-            khz = files.number(f"{folder}/{name}")
-            if khz is not None and khz > 0:
-                frequencies |= dict.fromkeys(members & usable, khz / 1000)
+        policies[folder] = members & usable
+        khz = files.number(f"{folder}/cpuinfo_max_freq")
+        if khz is not None and khz > 0:
+            peaks |= dict.fromkeys(members & usable, khz / 1000)
     alike: dict[tuple[float | None, float | None], int] = {}
     for cpu in sorted(usable):
         kind = (peaks.get(cpu), files.number(f"{CPU}/cpu{cpu}/cpu_capacity"))
@@ -188,7 +201,7 @@ def _clocks(files: Files, usable: frozenset[int]) -> tuple[tuple[CoreClass, ...]
         if mhz is not None or capacity is not None
     ]
     classes.sort(key=lambda each: (each.capacity or 0, each.max_mhz or 0), reverse=True)
-    return tuple(classes), sum(clocks.values()) / len(clocks) if clocks else None
+    return tuple(classes), policies
 
 
 def _least(machine: float | None, groups: float | None) -> float | None:

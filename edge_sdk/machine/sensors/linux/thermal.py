@@ -1,8 +1,13 @@
-"""Heat in Linux's /sys/class/thermal: zones, their trip points, and throttling."""
+"""Heat in Linux's /sys/class/thermal: zones, their trip points, and throttling.
+
+Types and trip points are read once a minute, temperatures and states every time: a phone has eighty
+zones with a dozen files each.
+"""
 
 from __future__ import annotations
 
 import re
+from functools import partial
 
 from edge_sdk.machine.sensors.files import Files
 from edge_sdk.machine.snapshot import Heat, Snapshot, Trip, Zone
@@ -24,15 +29,24 @@ def read_heat(files: Files) -> Snapshot:
         folder = f"{THERMAL}/{name}"
         milli = files.number(f"{folder}/temp")
         if milli is not None and MIN_MILLI <= milli <= MAX_MILLI:
-            kind = files.text(f"{folder}/type") or name
-            zones.append(Zone(name=kind, celsius=milli / 1000, trips=_trips(files, folder)))
+            kind, trips = files.lasting(folder, partial(_described, files, folder))
+            zones.append(Zone(name=kind or name, celsius=milli / 1000, trips=trips))
     states = [
         files.number(f"{THERMAL}/{name}/cur_state")
         for name in files.names(THERMAL, "cooling_device*") or ()
-        if SLOWS_DOWN.search(files.text(f"{THERMAL}/{name}/type") or "")
+        if files.lasting(f"{THERMAL}/{name}", partial(_slows_down, files, f"{THERMAL}/{name}"))
     ]
     known = [state > 0 for state in states if state is not None]
     return Snapshot(heat=Heat(zones=tuple(zones) or None, throttling=any(known) if known else None))
+
+
+def _described(files: Files, folder: str) -> tuple[str | None, tuple[Trip, ...]]:
+    """Return a zone's type and trip points."""
+    return files.text(f"{folder}/type"), _trips(files, folder)
+
+
+def _slows_down(files: Files, folder: str) -> bool:
+    return bool(SLOWS_DOWN.search(files.text(f"{folder}/type") or ""))
 
 
 def _trips(files: Files, folder: str) -> tuple[Trip, ...]:

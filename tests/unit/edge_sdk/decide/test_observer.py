@@ -82,6 +82,11 @@ class Priced:
             level=1, seconds=10, joules=self.joules, peak_bytes=1e8, bytes_down=1, bytes_up=1
         )
 
+    is_off: bool = False
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        self.is_off = self.is_off and should_stop()
+
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         return share_of(self._whole, survey.levels[number])
 
@@ -141,6 +146,34 @@ def test_gates_are_looked_at_once_a_second() -> None:
         probe.drain(90)
         now[0] += 5
         assert observer.closed_gate() == gate  # what was stopped stays stopped
+
+
+def test_history_is_written_when_it_changes_and_once_with_training(tmp_path: Path) -> None:
+    path = tmp_path / "history.json"
+    observer = Observer(Policy(), Shown(), Priced(), history=path)
+    heard = History(turn=0.25, opened_s=5.0)
+    observer.decided(opening(), Decision(1.0, "full", history=heard))
+    assert not path.exists()  # it is going to train
+    with observer.training(opening(), 1.0):
+        pass
+    assert load_history(path) == replace(heard, spent_j=100)
+    written = path.stat().st_mtime_ns
+    later = replace(observer.history, opened_s=9.0, interval_s=4.0)
+    observer.decided(opening(2), Decision(None, "skip", history=later))
+    assert path.stat().st_mtime_ns == written  # times alone are no reason
+    observer.decided(opening(3), Decision(None, "skip", history=replace(later, skipped=1)))
+    assert load_history(path) == replace(later, skipped=1)
+
+
+def test_costs_are_measured_again_when_there_is_time() -> None:
+    costs = Priced(is_off=True)
+    observer = Observer(Policy(), Shown(), costs)
+    seen = [observer.is_off]
+    for busy in (True, False):
+        observer.renew(lambda busy=busy: busy)  # type: ignore[misc]
+        seen.append(observer.is_off)
+    assert seen == [True, True, False]
+    assert not Observer(Policy()).is_off
 
 
 def test_history_outlives_the_program(tmp_path: Path) -> None:

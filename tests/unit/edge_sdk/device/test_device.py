@@ -150,7 +150,7 @@ def test_round_goes_from_opening_to_receipt() -> None:
     _, effects = run(*PATHS[DevicePhase.TRAINING])
     (train,) = effects
     assert isinstance(train, Train)
-    assert train.blocks is BLOCKS
+    assert train.weights is BLOCKS
     assert train.level == 0.5
     result = movement()
     state, effects = run(*PATHS[DevicePhase.TRAINING], Finished(result))

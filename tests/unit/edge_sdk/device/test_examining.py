@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -229,6 +229,11 @@ MAINS = Snapshot(battery=Battery(present=False), memory=MemoryState(available_by
 @dataclass
 class Forward(Priced):
     """A forward pass takes 200 MB and 8 s of the whole model, and half of it for half."""
+
+    is_off = False
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        return
 
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         share = survey.levels[number]

@@ -16,6 +16,7 @@ from edge_sdk.machine.probe import (
     StaticProbe,
     choose_probe,
 )
+from edge_sdk.machine.sensors import files
 from edge_sdk.machine.snapshot import (
     Battery,
     Cpu,
@@ -121,6 +122,54 @@ def test_narrow_probe_reads_only_what_tells_of_its_parts() -> None:
     assert asked == ["battery"]
     assert probe.snapshot().cpu.cores == 2.0
     assert probe.only("power").snapshot() == Snapshot()
+
+
+def test_snapshot_lasts_as_long_as_it_is_told_to() -> None:
+    clock, reads = Clock(), [0]
+
+    def read() -> Snapshot:
+        reads[0] += 1
+        return Snapshot(cpu=Cpu(load=float(reads[0])))
+
+    probe = LocalProbe("linux", [read], lasts_s=1.0, clock=clock)
+    assert probe.snapshot().cpu.load == 1.0
+    clock.now += 0.75
+    again = probe.snapshot()
+    assert again.cpu.load == 1.0
+    assert again.age_s("cpu.load") == 0.75
+    clock.now += 0.25
+    assert probe.snapshot().cpu.load == 2.0
+    probe.settle(HANGS_S)  # somebody decides now, and wants to know it anew
+    assert probe.snapshot().cpu.load == 3.0
+    assert reads == [3]
+
+
+def test_second_look_reads_what_changes_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What describes the machine is read once a minute; what it is like now, every time."""
+    read: list[str] = []
+    clock = Clock()
+    root = laptop(tmp_path)
+    before = files._read
+
+    def counted(path: str) -> bytes:
+        read.append(path.removeprefix(f"{root}/"))
+        return before(path)
+
+    monkeypatch.setattr(files, "_read", counted)
+    probe = choose_probe(root, clock=clock)
+    read.clear()  # of the kind of machine
+    probe.snapshot()
+    first, read[:] = list(read), []
+    probe.snapshot()
+    assert set(read) < set(first)
+    assert not [path for path in read if "trip_point" in path or path.endswith("mountinfo")]
+    assert "proc/meminfo" in read
+    clock.now += 61
+    read.clear()
+    probe.snapshot()
+    assert sorted(read) == sorted(first)
 
 
 @pytest.mark.parametrize("machine", MACHINES.values(), ids=list(MACHINES))

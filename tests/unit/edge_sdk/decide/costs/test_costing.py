@@ -46,7 +46,7 @@ class World:
             probe=StaticProbe(snapshot),
             levels=LEVELS,
             clock=self.backend.clock,
-            **more,
+            **{"keep_s": 0.0, **more},
         )
 
     def seconds(self, costing: Costing, level: float = 1.0) -> float:
@@ -107,15 +107,46 @@ def test_rounds_that_are_stopped_teach_nothing(world: World) -> None:
     assert world.seconds(costing) == first
 
 
-def test_predictions_that_are_far_off_are_measured_again(world: World) -> None:
+def test_predictions_that_are_far_off_are_measured_again_between_rounds(world: World) -> None:
     costing = world.start()
     first = world.seconds(costing)
+    costing.renew(lambda: False)
     world.backend.trained.clear()
     for factor in (1, 3, 1, 3, 1, 3, 1, 3):
         world.train(costing, factor * first)
-    assert not world.backend.trained  # not while it trains
+    assert costing.is_off
     world.seconds(costing)
+    assert not world.backend.trained  # neither while it trains nor when a round opens
+    costing.renew(lambda: True)
+    assert costing.is_off  # there was something to do
+    costing.renew(lambda: False)
     assert world.backend.trained
+    assert not costing.is_off
+
+
+def test_a_device_that_waits_for_others_is_as_fast_as_ever(world: World) -> None:
+    busy = 0.0
+    costing = world.start(busy=lambda: busy)
+    first = world.seconds(costing)
+    for factor in (1, 3, 1, 3, 1, 3, 1, 3):
+        with costing.metered(calibrations.opened(world.task, 20, 32), 1.0):
+            busy += first  # the same work
+            world.backend.now += factor * first
+    assert not costing.is_off
+    for factor in (1, 3, 1, 3, 1, 3, 1, 3):
+        with costing.metered(calibrations.opened(world.task, 20, 32), 1.0):
+            busy += factor * first
+            world.backend.now += factor * first
+    assert costing.is_off
+
+
+def test_what_rounds_teach_is_written_once_a_while(world: World) -> None:
+    costing = world.start(keep_s=100.0)
+    written = world.path.read_bytes()
+    world.train(costing, 1.0)
+    assert world.path.read_bytes() == written
+    world.train(costing, 100.0)
+    assert json.loads(world.path.read_text())["learned"]["rounds"] == 2
 
 
 def test_joules_come_from_the_board_where_no_sensor_is(world: World) -> None:

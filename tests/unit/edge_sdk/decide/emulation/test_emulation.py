@@ -391,6 +391,11 @@ class CalibratedCosts:
     def predict(self, levels: tuple[float, ...], opened: RoundOpen) -> tuple[Cost, ...]:
         return self._model.predict(levels, opened)
 
+    is_off = False
+
+    def renew(self, should_stop: Callable[[], bool]) -> None:
+        return
+
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         level, groups = survey.levels[number], survey.groups[number]
         return self._model.forward(level, groups, samples, survey.batch_size)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
@@ -230,3 +231,35 @@ def test_new_run_removes_what_was_kept_of_others(tmp_path: Path) -> None:
     assert FolderMovements(folder.start_run("a" * 16) / "movements").waiting == {1}
     folder.start_run("b" * 16)
     assert FolderMovements(folder.start_run("a" * 16) / "movements").waiting == frozenset()
+
+
+def test_movement_costs_one_durable_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file and its name; the receipt needs none, for a movement offered twice harms nobody."""
+    store = FolderMovements(tmp_path)
+    synced: list[int] = []
+    sync = os.fsync
+
+    def counted(handle: int) -> None:
+        synced.append(handle)
+        sync(handle)
+
+    monkeypatch.setattr(os, "fsync", counted)
+    for round in (1, 2, 3):
+        synced.clear()
+        store.keep(movement(round, keeps_copy=round != 2))
+        assert len(synced) == 2
+        store.again(round)
+        store.forget(round)
+        assert len(synced) == 2
+
+
+def test_upload_has_the_hash_of_what_was_made_and_not_of_what_the_disk_has(tmp_path: Path) -> None:
+    store = FolderMovements(tmp_path)
+    store.keep(movement(1))
+    [path] = tmp_path.iterdir()
+    path.write_bytes(path.read_bytes()[:-9] + b"x" + path.read_bytes()[-8:])
+    made = sha256(encode_movement(movement(1))).digest()
+    assert store.again(1).sha256 == made  # the coordinator will find out
+    assert sha256(store.again(1).data).digest() != made
+    again = FolderMovements(tmp_path)
+    assert again.waiting == frozenset()  # and so does the next start

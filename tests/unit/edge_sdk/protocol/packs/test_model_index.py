@@ -21,6 +21,7 @@ from edge_sdk.protocol.packs.index import (
     MAX_INDEX_BYTES,
     SCATTERED,
     ModelIndex,
+    Unpacking,
     _scatter,
     decode_index,
     encode_index,
@@ -192,6 +193,50 @@ def test_fine_model_is_unpacked_right() -> None:
     assert blocks.values.tobytes() == expected.values.tobytes()
     for name, array in plan.cut_buffers(buffers, groups).items():
         assert got[name].tobytes() == array.tobytes()
+
+
+@pytest.mark.parametrize("chunk_bytes", [64, 4096, 100_000])
+@pytest.mark.parametrize("encoding", ["fp32", "fp16"])
+def test_chunks_find_their_places_in_any_order(chunk_bytes: int, encoding: str) -> None:
+    """Blocks of one value and of thousands, cut by chunks anywhere, with buffers in some packs."""
+    plan = ModelPlan(
+        axes=(Axis("a", (1,) * 16), Axis("b", (40, 2) * 4), Axis("c", (700, 1))),
+        tensors=(
+            Tensor("ab", "float32", (Dim(16, 0), Dim(168, 1))),
+            Tensor("c", "float32", (Dim(701, 2), Dim(9))),
+            Tensor("whole", "float32", (Dim(5000),)),
+        ),
+        buffers=(Buffer("mean", "float32", (Dim(701, 2),), statistic=True),),
+    )
+    buffers: dict[str, Array] = {"mean": np.arange(701, dtype=np.float32)}
+    index, chunks = packed(plan, buffers, encoding, chunk_bytes)
+    groups = {"a": tuple(range(1, 16, 2)), "b": (0, 1, 2, 5), "c": (0,)}
+    expected, means = unpack_model(plan, index, groups, chunks)
+    theta = plan.select(theta_of(plan), groups)
+    assert np.array_equal(expected.values, theta.values)  # small whole numbers are exact in fp16
+    rng = np.random.default_rng(3)
+    for _ in range(3):
+        unpacking = Unpacking(plan, index, groups)
+        for at in rng.permutation(len(unpacking.needed)):
+            name = needed_chunks(plan, index, groups)[at]
+            unpacking.take(name, chunks[name])
+            unpacking.take(name, b"again: nobody waits for it")
+        blocks, got = unpacking.result()
+        assert blocks.values.tobytes() == expected.values.tobytes()
+        assert got["mean"].tobytes() == means["mean"].tobytes()
+        assert not blocks.values.flags.writeable
+
+
+def test_chunk_of_a_wrong_size_or_that_is_missing_is_refused(
+    plan: ModelPlan, buffers: dict[str, Array]
+) -> None:
+    index, chunks = packed(plan, buffers)
+    unpacking = Unpacking(plan, index, plan.full_groups())
+    first = unpacking.needed[0]
+    with pytest.raises(MessageError, match="is missing"):
+        unpacking.result()
+    with pytest.raises(MessageError, match="do not add up"):
+        unpacking.take(first, chunks[first] + b"x")
 
 
 @pytest.mark.parametrize("size", [1, 300])

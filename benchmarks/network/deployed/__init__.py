@@ -1,0 +1,1 @@
+"""Rounds of deployed devices, beside a bare torch loop that does the same training."""

@@ -1,0 +1,1 @@
+"""Programs that are started by their path, with the code of any checkout."""
