@@ -399,9 +399,9 @@ def _broker(arguments: argparse.Namespace) -> int:
 
 
 def _history(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.results.record import words_of
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import read_history
+    from coordinator.run.steering.audit import words_of
 
     entries = list(read_history(arguments.folder))
     for entry in entries:

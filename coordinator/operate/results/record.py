@@ -18,8 +18,7 @@ from coordinator.errors import ConfigError
 from coordinator.operate.serve.start import read_start
 from coordinator.rounds.report import accuracy_of
 from coordinator.run.folder import ABOUT, About, is_run, read_about, read_history
-from coordinator.run.history import news_of
-from coordinator.run.steering.audit import order_words
+from coordinator.run.steering.audit import words_of
 from coordinator.run.steering.orders import Steered, read_steered
 from coordinator.run.steering.settings import length_of
 from coordinator.service.overview.facts import kept_facts
@@ -129,13 +128,6 @@ class RunRecord:
                 if each["level"] is None:
                     own["reason"] = each["reason"]
         return [DeviceTotal(device=name, **found[name]) for name in sorted(found)]
-
-
-def words_of(line: Mapping[str, Any]) -> str | None:
-    """Return the words of a line of history that is no round; None: it is one, or not known."""
-    if (order := line.get("steered")) is not None:
-        return f"{order_words(order['what'], order['details'])} ({order['by']})"
-    return news_of(line)
 
 
 def skip_kind(device: Mapping[str, Any]) -> str:

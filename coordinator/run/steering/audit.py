@@ -15,6 +15,7 @@ from typing import Any
 
 from coordinator.errors import ConfigError
 from coordinator.run.folder import ABOUT, is_run
+from coordinator.run.history import news_of
 from coordinator.run.lines import Lines, read_lines
 
 AUDIT = "audit.jsonl"
@@ -61,6 +62,13 @@ def order_words(what: str, details: Mapping[str, Any]) -> str:
             return f"forgot {details.get('device')}"
         case _:
             return what
+
+
+def words_of(line: Mapping[str, Any]) -> str | None:
+    """Return the words of a line of history that is no round; None: it is one, or not known."""
+    if (order := line.get("steered")) is not None:
+        return f"{order_words(order['what'], order['details'])} ({order['by']})"
+    return news_of(line)
 
 
 def _value(value: object) -> str:

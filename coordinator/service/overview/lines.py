@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from coordinator.run.steering.audit import order_words
+from coordinator.run.steering.audit import words_of
 
 Entry = Mapping[str, Any]
 OverviewRow = dict[str, Any]
@@ -66,15 +66,9 @@ def event_row(entry: Entry, round: int) -> OverviewRow:
 
 def event_words(entry: Entry) -> str:
     """Say what a line of history tells that is no round."""
-    if (back := entry.get("rolled_back")) is not None:
-        return f"went back from round {back['from']} to round {back['to']}"
     if (gone := entry.get("forgotten")) is not None:
         return f"forgot {gone['device']} ({gone['by']})"
-    if (order := entry.get("steered")) is not None:
-        return f"{order_words(order['what'], order['details'])} ({order['by']})"
-    if isinstance(words := entry.get("event"), str):
-        return words
-    return ", ".join(str(key) for key in entry if key != "time") or "a note"
+    return words_of(entry) or ", ".join(str(key) for key in entry if key != "time") or "a note"
 
 
 @dataclass(slots=True)
