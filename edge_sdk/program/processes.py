@@ -143,15 +143,18 @@ def run_child(
     *,
     timeout_s: float | None = None,
     hear: Callable[[str], object] | None = None,
+    folder: Path | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its output and exit code; it shares our group.
 
-    `environment`: None is ours. `hear` gets each line of its output at once, from another thread.
+    `environment`, `folder`: None is ours. `hear` gets each line of its output at once, from another thread.
     Raises `subprocess.TimeoutExpired`, and then it is killed.
     """
     with ExitStack() as stack:
         with uninterrupted():
-            process = start_piped(command, environment, stdin=subprocess.DEVNULL)
+            process = start_piped(
+                command, environment, stdin=subprocess.DEVNULL, folder=folder
+            )
             stack.callback(_end, process)
         if hear is None:
             said, errors = process.communicate(timeout=timeout_s)
@@ -184,14 +187,19 @@ def start_piped(
     environment: Mapping[str, str] | None = None,
     *,
     stdin: int = subprocess.PIPE,
+    folder: Path | None = None,
 ) -> subprocess.Popen[str]:
-    """Start a program whose output the caller reads, ends and reaps; it shares our group."""
+    """Start a program whose output the caller reads, ends and reaps; it shares our group.
+
+    `folder`: that in which it runs; None is ours.
+    """
     return subprocess.Popen(  # noqa: S603  what we are asked for, no shell
         without_orphans(command),
         stdin=stdin,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         env=_limited(environment),
+        cwd=folder,
         text=True,
         errors="replace",
     )

@@ -6,7 +6,6 @@ import hashlib
 import json
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
@@ -16,6 +15,7 @@ from pathlib import Path
 
 from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.suite.repeats import parse_figures
+from edge_sdk.program.processes import run_child
 
 MEASURING = (
     "step",
@@ -25,7 +25,9 @@ MEASURING = (
     "durability",
     "wire",
     "ingest",
+    "deployed",
     "load",
+    "runs",
     "operate",
     "fleet",
 )
@@ -63,17 +65,8 @@ def run_measuring(command: str, *, quick: bool, tree: Path | None = None) -> Com
         path = Path(folder) / "figures.json"
         asked = [command, *(["--quick"] if quick else []), "--json", str(path)]
         began = time.monotonic()
-        ended = subprocess.run(
-            [sys.executable, "-c", _PROGRAM, *asked],
-            cwd=tree,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            check=False,
-        )
+        # There, because the programs that it starts in turn take their code from where they run.
+        ended = run_child([sys.executable, "-c", _PROGRAM, *asked], environment, folder=tree)
         seconds = time.monotonic() - began
         if ended.returncode != 0:
             return CommandRun(command, seconds, failure=_last_line(ended.stderr, ended.returncode))

@@ -31,6 +31,7 @@ STYLES = {
     "barred": "red",
     "offline": "dim",
     "stopped": "dim",
+    "failed": "red",
 }
 
 Shown = Mapping[str, Any]

@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 
 PACK_BYTES = 1_024
 """Answers of this size and above are compressed."""
-ENDED = ("finished", "stopped")
-"""States of a run that needs no broker any more."""
+ENDED = ("finished", "stopped", "failed")
+"""States of a run that needs no broker at present. One that is down keeps no other from work."""
 FRESH_S = 1.0
 """Seconds for which an answer about health is given again: it is open to all."""
 

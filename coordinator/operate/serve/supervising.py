@@ -182,6 +182,8 @@ class RunFile:
     due_s: float | None = 0.0
     """Time at which to start it; None: not by itself."""
     served_s: float = 0.0
+    started: bool = False
+    """True once a run of its present task was started; else what is shown of that is another's."""
     take_over: bool = False
 
     def facts(self, now: float) -> dict[str, Any]:
@@ -351,7 +353,8 @@ class Supervisor:
                 self._follow(each, found.get(path))
                 self._reap(each)
             for path in [p for p, each in self._files.items() if p not in found and _gone(each)]:
-                self._forget(self._files.pop(path))
+                self._forget(gone := self._files.pop(path))
+                self._show(gone, None)
             for _, each in sorted(self._files.items()):
                 self._start(each)
             self._first = False
@@ -395,8 +398,20 @@ class Supervisor:
 
     def _forget(self, each: RunFile) -> None:
         """Show a run no more."""
-        if self.site is not None and each.config is not None:
+        if self.site is not None and each.config is not None and each.started:
             self.site.runs.remove(each.config.task.name)
+        each.started = False
+
+    def _show(self, each: RunFile, why: str | None) -> None:
+        """Show a run that is down, and why, with those that are served; None: it is not."""
+        if self.site is None:
+            return
+        if why is None:
+            self.site.runs.hide_down(each.path.name)
+            return
+        task = each.path.stem if each.config is None else each.config.task.name
+        folder = each.path.parent if each.config is None else each.config.run.folder
+        self.site.runs.show_down(each.path.name, task, folder, why)
 
     def _follow(self, each: RunFile, mark: bytes | None) -> None:
         """Act on a file that is new, has changed or is gone."""
@@ -489,11 +504,13 @@ class Supervisor:
         each.failures += 1
         each.standing, each.error = RunStanding.FAILED, error
         each.due_s = self._clock() + pause_s
+        self._show(each, f"another try, within {pause_s:.0f} s: {error}")
         self._tell(each, f"FAILED: {error}; trying again in {pause_s:.0f} s", logging.ERROR)
 
     def _fail(self, each: RunFile, standing: RunStanding, error: str) -> None:
         """Leave a run down until its file is saved again."""
         each.standing, each.error, each.due_s = standing, error, None
+        self._show(each, f"{each.path.name}, to be saved again ({standing.value}): {error}")
         words = f"{standing.value.upper()}: {error}; save {each.path.name} again to try again"
         self._tell(each, words, logging.ERROR)
 
@@ -507,6 +524,7 @@ class Supervisor:
         if clash := self._clash(each, config):
             if each.error != clash:
                 each.standing, each.error = RunStanding.BROKEN, clash
+                self._show(each, f"another name or folder: {clash}")
                 self._tell(each, f"BROKEN: {clash}", logging.ERROR)
             return
         take_over, each.take_over = each.take_over, False
@@ -520,6 +538,8 @@ class Supervisor:
                 )
 
         self._forget(each)
+        self._show(each, None)
+        each.started = True
         each.standing, each.error, each.due_s = RunStanding.STARTING, None, None
         each.thread = RunThread(work, f"run {task}")
         each.thread.start()

@@ -23,7 +23,7 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from edge_sdk.program.files import PlacedFile, make_folder, remove
+from edge_sdk.program.files import PlacedFile, make_folder, move, remove
 from edge_sdk.program.logs import fact
 from edge_sdk.protocol.chunks import HASH_BYTES
 
@@ -179,7 +179,7 @@ class ChunkCache:
         if leftover is not None:
             self._leftover = None
             with suppress(OSError):
-                os.replace(leftover, path)
+                move(leftover, path, synced=False)
         file = PlacedFile(path, new=False, mode=0o600)
         try:
             file.write_at(chunk, 0)

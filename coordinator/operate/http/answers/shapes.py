@@ -9,7 +9,10 @@ from typing import Any
 
 Shape = dict[str, Any]
 
-STATES = ("starting", "waiting", "running", "paused", "stopping", "finished", "stopped")
+STATES = (
+    *("starting", "waiting", "running", "paused", "stopping", "finished", "stopped", "failed"),
+)
+"""`failed`: one of several runs, which is down although it should be served."""
 DEVICE_STATES = (
     "offline",
     "idle",

@@ -129,6 +129,30 @@ def test_mistake_is_refused_in_words(
     check_answer(described(page), method, path, status, "application/json", reply.content)
 
 
+@pytest.mark.parametrize("served_before", [True, False])
+def test_run_that_is_down_is_listed_and_answers_as_described(
+    page: StagedPage, *, served_before: bool
+) -> None:
+    task = "digits" if served_before else "letters"
+    page.runs.retire("digits")
+    page.runs.show_down("run.toml", task, page.folder, "another try, within 10 s: <b>full</b>")
+    listed = {each["task"]: each["state"] for each in page.ask("GET", f"{API}/runs").json}
+    assert listed == {"digits": "running", task: "failed"}
+    for rest in ("", "/devices", "/rounds", "/blocks", "/strip"):
+        reply = page.ask("GET", path := f"{API}/runs/{task}{rest}")
+        check_answer(described(page), "GET", path, 200, "application/json", reply.content)
+    names = [row["device"] for row in page.ask("GET", f"{API}/runs/{task}/devices").json]
+    assert names == (["kitchen", "porch"] if served_before else [])
+    assert page.ask("POST", f"{API}/runs/{task}/pause", body={}).status == 501
+    metrics = page.ask("GET", "/metrics").content.decode()
+    assert f'tessera_state{{state="failed",task="{task}"}} 1.0' in metrics or (
+        f'tessera_state{{task="{task}",state="failed"}} 1.0' in metrics
+    )
+    assert page.ask("GET", "/readyz").status == 200
+    page.runs.hide_down("run.toml")
+    assert [each["task"] for each in page.ask("GET", f"{API}/runs").json] == ["digits"]
+
+
 def test_unknown_address_and_method_are_refused_as_json(page: StagedPage) -> None:
     assert page.ask("GET", f"{API}/nothing").json["error"]
     reply = page.ask("PUT", RUN, body={})

@@ -16,7 +16,8 @@ import pytest
 
 from coordinator.errors import ConfigError
 from coordinator.operate.config import ProcessConfig, ServeConfig, read_process_config
-from coordinator.operate.serve.runs import ServedRuns
+from coordinator.operate.serve.down import DownView
+from coordinator.operate.serve.runs import ServedRun, ServedRuns
 from coordinator.operate.serve.serving import ServeEnd
 from coordinator.operate.serve.supervising import (
     FIRST_PAUSE_S,
@@ -98,6 +99,12 @@ class Stage:
         """Look until a change counts."""
         for _ in range(times):
             self.supervisor.look()
+
+    def shown(self) -> dict[str, tuple[str, str | None]]:
+        """State of every run that the page shows, and what it waits for."""
+        assert self.supervisor.site is not None
+        statuses = [run.overview.status() for run in self.supervisor.site.runs.all()]
+        return {each["task"]: (each["state"], each["waits_for"]) for each in statuses}
 
     def state(self, name: str) -> str | None:
         """Look once, and say how a file is."""
@@ -298,3 +305,44 @@ def test_certificate_of_a_broker_needs_the_task(tmp_path: Path) -> None:
     config = read_process_config(tmp_path, environment={})
     assert config.broker_of("digits").certificate == tmp_path / "c-digits.pem"
     assert config.broker_of("digits").key == tmp_path / "c-digits.key"
+
+
+def test_runs_that_are_down_are_shown_with_the_reason(stage: Stage) -> None:
+    stage.write("a")
+    (stage.folder / "bad.toml").write_text("[task]\nname = 7\n")
+    stage.reaches("a", "served")
+    stage.reaches("bad", "broken")
+    state, why = stage.shown()["bad"]
+    assert state == "failed"
+    assert why is not None
+    assert "bad.toml, to be saved again (broken): " in why
+    stage.end("a", RunError("the disk is full"))
+    stage.reaches("a", "failed")
+    assert stage.shown()["a"] == ("failed", "another try, within 10 s: the disk is full")
+    stage.now += FIRST_PAUSE_S
+    stage.reaches("a", "served")
+    assert "a" not in stage.shown()  # it is what serve shows of it: here, nothing
+    (stage.folder / "bad.toml").unlink()
+    stage.reaches("bad", None)
+    assert stage.shown() == {}
+
+
+@pytest.mark.parametrize("change", ["removed", "renamed"])
+def test_file_of_the_same_task_leaves_what_is_shown_of_the_other(stage: Stage, change: str) -> None:
+    stage.write("a", task="digits")
+    stage.reaches("a", "served")
+    site = stage.supervisor.site
+    assert site is not None
+    view = DownView("digits", "as if it were served")
+    site.runs.add(ServedRun("digits", stage.folder, view, {}))
+    stage.write("b", task="digits", run="run-b")
+    stage.reaches("b", "broken")
+    assert stage.shown()["b.toml"][0] == "failed"
+    assert site.runs.get("digits").overview is view
+    if change == "removed":
+        (stage.folder / "b.toml").unlink()
+        stage.reaches("b", None)
+    else:
+        stage.write("b", task="letters", run="run-b")
+        stage.reaches("b", "served")
+    assert list(stage.shown()) == ["digits"]

@@ -12,6 +12,7 @@ const RUN = {
   stopping: ["◍", "wait", "stops soon"],
   finished: ["✓", "good", "all rounds are done"],
   stopped: ["■", "calm", "not served at present"],
+  failed: ["✕", "bad", "is down, although it should be served"],
 };
 
 /** @type {Record<string, [sign: string, tone: string, meaning: string]>} */

@@ -10,7 +10,7 @@ import { plain, spaced } from "../parts/words.js";
 
 /** Settings that hold for a whole run; of others, the coordinator says itself what cannot be. */
 const FIXED = new Set(["batch_size", "seed", "rounds", "updates"]);
-const ENDED = ["finished", "stopped"];
+const ENDED = ["finished", "stopped", "failed"];
 
 /** @param {WatchedRun} run */
 export function steering(run) {
