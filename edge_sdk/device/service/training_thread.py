@@ -32,7 +32,7 @@ from edge_sdk.decide.decision import Code
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.service.participation import CONVERTED, Sent, TakingPart, load_task
-from edge_sdk.device.stores import slot
+from edge_sdk.device.stores import pause, slot
 from edge_sdk.device.stores.household import Household
 from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.device.stores.movements import DeviceFolder
@@ -474,12 +474,18 @@ class Training:
         return read.data, None
 
     def _deliver_last(self, run: str) -> None:
-        """Deliver the last model of a run, and say so if there is none."""
-        self._deliver(lambda: self._inbox.replaces(run) or self._is_over(""))
+        """Deliver the last model of a run, and say so if there is none.
+
+        Not while the device is paused: then its next start, or its rest (`stay`), does it.
+        """
+        paused = self._household.pause
+        if not paused.active:
+            self._deliver(lambda: self._inbox.replaces(run) or self._is_over("") or paused.active)
         kept, choice = self._delivering, self._config.deliver
         if kept is not None and not kept.path.exists():
             unmeasured = choice == "best" and self._inbox.model is None
             why = ": the coordinator measures no accuracy" if unmeasured else ""
+            why = f": {pause.REASON}" if paused.active else why
             log.warning(
                 "the run is over, and no %s model was delivered%s", choice, why, extra=fact("model")
             )

@@ -32,7 +32,7 @@ from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.errors import ConfigError
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.round import Bid, Outcome, RoundOpen
-from edge_sdk.protocol.messages.transfer import Offer, Presence
+from edge_sdk.protocol.messages.transfer import Offer, Presence, Want
 from edge_sdk.transport.link import Link
 from edge_sdk.transport.settings import LinkError
 from tests.unit.edge_sdk.scripted import (
@@ -102,6 +102,30 @@ def present(stage: Stage, task: str = TASK) -> Coordinator:
     coordinator.present()
     coordinator.announce()
     return coordinator
+
+
+GONE = bytes(16)
+"""The hash of a chunk that nobody has."""
+
+
+def offer_model(coordinator: Coordinator) -> None:
+    """Offer a model for inference that cannot be fetched."""
+    coordinator.announce_model(
+        ModelNotice(
+            round=1,
+            plan_hash=coordinator.plan.hash,
+            levels=(1.0,),
+            groups=(coordinator.plan.full_groups(),),
+            accuracies=(None,),
+            rescale=0.0,
+            run=coordinator.run,
+            model=Blob(1, (GONE,)),
+        )
+    )
+
+
+def wants_model(coordinator: Coordinator) -> bool:
+    return coordinator.last(Want, lambda want: GONE in want.chunks) is not None
 
 
 # -- status ----------------------------------------------------------------------------------------
@@ -261,23 +285,24 @@ def test_paused_device_waits_though_a_model_is_offered(
     Household(tmp_path, DEVICE).pause.begin()
     coordinator = present(stage)
     with running(stage, tmp_path, deliver="latest"):
-        plan = coordinator.plan
-        coordinator.announce_model(
-            ModelNotice(
-                round=1,
-                plan_hash=plan.hash,
-                levels=(1.0,),
-                groups=(plan.full_groups(),),
-                accuracies=(None,),
-                rescale=0.0,
-                run=coordinator.run,
-                model=Blob(1, (bytes(16),)),
-            )
-        )
+        offer_model(coordinator)
         stage.until(lambda: waits)
         coordinator.open(1)
         skip_of(coordinator, 1, "paused")
     assert set(waits) == {RETRY_S}
+
+
+def test_paused_device_fetches_no_last_model(
+    stage: Stage, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    Household(tmp_path, DEVICE).pause.begin()
+    coordinator = present(stage)
+    offer_model(coordinator)
+    coordinator.finish(1)
+    with running(stage, tmp_path, deliver="latest") as device:
+        stage.until(lambda: device.ended or wants_model(coordinator))
+    assert not wants_model(coordinator)
+    assert "no latest model was delivered: paused by its owner" in caplog.text
 
 
 def test_link_that_cannot_be_opened_is_the_end_that_the_logbook_tells(tmp_path: Path) -> None:
