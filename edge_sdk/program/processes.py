@@ -147,14 +147,12 @@ def run_child(
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end and return its output and exit code; it shares our group.
 
-    `environment`, `folder`: None is ours. `hear` gets each line of its output at once, from another thread.
-    Raises `subprocess.TimeoutExpired`, and then it is killed.
+    `environment`, `folder`: None is ours. `hear` gets each line of its output at once, from another
+    thread. Raises `subprocess.TimeoutExpired`, and then it is killed.
     """
     with ExitStack() as stack:
         with uninterrupted():
-            process = start_piped(
-                command, environment, stdin=subprocess.DEVNULL, folder=folder
-            )
+            process = start_piped(command, environment, stdin=subprocess.DEVNULL, folder=folder)
             stack.callback(_end, process)
         if hear is None:
             said, errors = process.communicate(timeout=timeout_s)
