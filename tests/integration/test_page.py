@@ -203,6 +203,30 @@ def test_link_signs_in_and_leaves_no_token_in_the_address(
         visitor.page.get_by_role("link", name="digits").wait_for()
 
 
+def test_used_link_leaves_its_visitor_signed_in_to_runs_and_those_that_are_down(
+    browser: Browser, staged: StagedPage
+) -> None:
+    staged.runs.show_down("bad.toml", "bad", staged.folder, f"bad.toml: {HOSTILE}")
+    link = staged.page.link()
+    with visiting(browser, staged.origin) as visitor:
+        page = visitor.page
+        page.goto(link)
+        page.get_by_role("link", name="digits").wait_for()
+        page.goto("about:blank")
+        page.goto(link)
+        page.get_by_text("this token is not valid here").wait_for()
+        visitor.forgive(NOBODY)
+        down = page.get_by_role("link", name="bad")
+        down.get_by_text("failed").wait_for()
+        down.get_by_text(f"Waits for bad.toml: {HOSTILE}").wait_for()
+        down.click()
+        page.get_by_role("heading", name="bad").wait_for()
+        page.get_by_text(f"Waits for bad.toml: {HOSTILE}").wait_for()
+        for part in ("/fleet", "/strips", "/model", "/history"):
+            visitor.go(f"#/run/bad{part}")
+            page.locator("nav [aria-current=page]").wait_for()
+
+
 def test_session_that_ended_leads_back_to_the_sign_in(browser: Browser, staged: StagedPage) -> None:
     with visiting(browser, staged.origin) as visitor:
         visitor.sign_in(staged.token())

@@ -70,8 +70,12 @@ class Door:
         return None if name is None else self.sessions.find(name)
 
     def sign_in(self, request: HTTPConnection, token: str) -> tuple[str, Session]:
-        """Begin a session for the holder of a token or a ticket. Raises `RefusalError`."""
+        """Begin a session for the holder of a token or a ticket. Raises `RefusalError`.
+
+        The session that the browser had before ends: nobody could sign out of it any more.
+        """
         holder = self._checked(request, token, lambda: self.tokens.redeem(token))
+        self.sign_out(request)
         log.info("%s signed in from %s (%s)", holder.name, address(request), holder.role.value)
         return self.sessions.begin(holder)
 

@@ -144,7 +144,13 @@ async function start() {
   });
   const token = tokenOfAddress();
   try {
-    session = token === null ? await api.session() : await api.signIn(token);
+    if (token !== null) session = await api.signIn(token);
+  } catch (error) {
+    fail(error);
+  }
+  try {
+    // A link that was used before does not sign out who is signed in.
+    session ??= await api.session();
   } catch (error) {
     fail(error);
   }

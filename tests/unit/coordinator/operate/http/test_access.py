@@ -69,6 +69,19 @@ def test_cookie_is_out_of_reach_of_scripts_and_of_other_pages(page: StagedPage) 
     assert page.token() not in name
 
 
+def test_session_ends_when_its_browser_signs_in_again(page: StagedPage) -> None:
+    before = {"Cookie": page.cookie()}
+    reply = page.ask(
+        "POST",
+        f"{API}/session",
+        role=None,
+        body={"token": page.token(Role.READ)},
+        headers=before | {"Origin": page.origin},
+    )
+    assert reply.json["role"] == "read"
+    assert page.ask("GET", RUN, role=None, headers=before).status == 401
+
+
 def test_session_ends_at_sign_out(page: StagedPage) -> None:
     cookie = {"Cookie": page.cookie()}
     assert page.ask("GET", f"{API}/session", role=None, headers=cookie).json["name"] == "operator"
