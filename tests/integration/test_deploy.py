@@ -184,9 +184,11 @@ def test_page_shows_only_commands_that_exist() -> None:
         seen.add((program, arguments[0]))
     coordinator = {"broker-config", "init", "enroll", "history", "identities", "revoke", "serve"}
     coordinator |= {"verify", "repair", "rollback", "served", "grant", "withdraw"}
+    coordinator |= {"pack", "unpack"}
+    device = {"explain", "info", "join", "run", "status", "pause", "resume"}
     assert seen == {
         *(("tessera-coordinator", command) for command in coordinator),
-        *(("tessera-device", command) for command in ("explain", "info", "join", "run")),
+        *(("tessera-device", command) for command in device),
     }
 
 
