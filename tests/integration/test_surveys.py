@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -311,8 +311,18 @@ class Given(Fetcher):
     def __init__(self, chunks: dict[bytes, bytes]) -> None:
         self._chunks = chunks
 
-    def fetch(self, hashes: Sequence[bytes], **_: Any) -> Any:
-        return {hash: self._chunks[hash] for hash in hashes}
+    def fetch(
+        self,
+        hashes: Sequence[bytes],
+        *,
+        take: Callable[[bytes, bytes], object] | None = None,
+        **_: Any,
+    ) -> Any:
+        found = {hash: self._chunks[hash] for hash in hashes}
+        if take is not None:
+            for hash, chunk in found.items():
+                take(hash, chunk)
+        return found
 
 
 def test_evaluation_in_a_round_uses_the_statistics_of_its_opening(

@@ -19,11 +19,13 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from coordinator.errors import ConfigError
-from coordinator.operate.upkeep.archive import Advance
 from edge_sdk.program.command import account
+
+if TYPE_CHECKING:
+    from coordinator.operate.upkeep.archive import Advance
 
 IDENTITY = "identity"
 MADE_ANEW = (

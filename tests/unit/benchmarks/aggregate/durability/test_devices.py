@@ -80,6 +80,8 @@ def run(base: Path, fault: Fault | None) -> tuple[list[DiskStep], list[bytes]]:
     try:
         with disk:
             live(folder, coordinator)
+            if disk.dead:  # by a removal, after which there was no step left to tell
+                raise Killed
     except Killed:
         folder = left
         live(folder, coordinator)
