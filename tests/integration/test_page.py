@@ -375,8 +375,8 @@ def test_curves_are_drawn_against_each_measure(visitor: Visitor) -> None:
         return data.some((value) => value > 0) }"""
     )
     assert painted
-    page.get_by_role("button", name="level 0.5").click()
-    assert page.get_by_role("button", name="level 0.5").get_attribute("aria-pressed") == "false"
+    page.get_by_role("button", name="level 50 %").click()
+    assert page.get_by_role("button", name="level 50 %").get_attribute("aria-pressed") == "false"
 
 
 # -- very many devices -------------------------------------------------------------------------

@@ -3,7 +3,7 @@
 import { Refused, read } from "../live/api.js";
 import { fill, make } from "../parts/elements.js";
 import { bar, runBadge } from "../parts/states.js";
-import { count, counted, percent } from "../parts/words.js";
+import { count, counted, deployed, level, percent } from "../parts/words.js";
 
 /** @typedef {import("../shapes.js").Status} Status */
 
@@ -67,7 +67,7 @@ function line(run) {
       make("span", { text: progressWords(run) }),
       run.rounds ? bar("Rounds done", run.committed / run.rounds) : null,
     ),
-    figure("Accuracy", percent(run.accuracy, 1)),
+    accuracyFigure(run),
     figure("Devices", `${count(present)} of ${count(known)}`),
     figure("Training", count(training)),
     make("span", {
@@ -82,6 +82,13 @@ export function progressWords(run) {
   const what = run.asynchronous ? "update" : "round";
   if (!run.rounds) return counted(run.committed, what);
   return `${count(run.committed)} of ${counted(run.rounds, what)}`;
+}
+
+/** Of the level to deploy, if there is one yet. @param {Status} run */
+function accuracyFigure(run) {
+  const chosen = deployed(run);
+  if (!chosen) return figure("Accuracy", percent(run.accuracy, 1));
+  return figure(`Accuracy, level ${level(chosen.level)}`, percent(chosen.accuracy, 1));
 }
 
 /** @param {string} label @param {string} value */
