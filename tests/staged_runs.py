@@ -32,6 +32,7 @@ def staged_device(name: str, **more: Any) -> dict[str, Any]:
         "round": 3,
         "last_seen": 1_700_000_000.5,
         "last_error": None,
+        "last_error_time": None,
         "battery": 0.8,
         "charging": False,
         "temperature_c": 31.5,

@@ -71,10 +71,17 @@ function line(run) {
     figure("Devices", `${count(present)} of ${count(known)}`),
     figure("Training", count(training)),
     make("span", {
-      class: "run-waits quiet",
-      text: run.waits_for ? `Waits for ${run.waits_for}` : "",
+      class: `run-waits ${run.state === "failed" ? "fault-text" : "quiet"}`,
+      text: waitingWords(run),
     }),
   );
+}
+
+/** Why a run does not go on, in a sentence; of a pause, its state says enough. @param {Status} run */
+export function waitingWords({ state, waits_for, paused }) {
+  if (!waits_for || (paused && waits_for.startsWith("paused"))) return "";
+  const end = /[.!?…]$/.test(waits_for) ? "" : ".";
+  return state === "failed" ? `Is down: ${waits_for}${end}` : `Waits for ${waits_for}${end}`;
 }
 
 /** @param {Status} run */
