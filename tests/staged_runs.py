@@ -157,7 +157,7 @@ class StagedView:
             "level": 0.5,
             "reason": None,
             "code": None,
-            "outcome": "kept",
+            "outcome": "counted",
             "loss": 0.5,
             "bytes_up": 10,
             "bytes_down": 20,

@@ -123,6 +123,14 @@ export class Plot {
     };
     const right = picture.curves.some((each) => each.right);
     const { range = padded, tick = number } = picture.right ?? {};
+    const atRight = {
+      ...axis,
+      scale: "right",
+      side: 1,
+      size: 52,
+      grid: { show: false },
+      values: (/** @type {uPlot} */ _, /** @type {number[]} */ ticks) => ticks.map(tick),
+    };
     return {
       width,
       height: HEIGHT,
@@ -133,7 +141,7 @@ export class Plot {
       axes: [
         { ...axis, label: picture.xLabel, labelSize: 22, size: 34 },
         { ...axis, size: 52, values: (_, ticks) => ticks.map(picture.tick ?? number) },
-        ...(right ? [{ ...axis, scale: "right", side: 1, size: 52, grid: { show: false }, values: (_, ticks) => ticks.map(tick) }] : []),
+        ...(right ? [atRight] : []),
       ],
       hooks: {
         setCursor: [(plot) => this.#tellValues(plot.cursor.idx ?? null)],

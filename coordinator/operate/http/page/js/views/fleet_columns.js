@@ -45,7 +45,7 @@ export function deviceColumn(goTo) {
 export const stateColumn = {
   key: "state",
   label: "State",
-  width: 134,
+  width: 142,
   sort: (row) => deviceRank(row.state),
   write: (cell, row) => {
     const badge = cell.querySelector("span") ?? cell.appendChild(make("span"));

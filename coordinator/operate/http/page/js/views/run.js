@@ -132,7 +132,10 @@ function runHead({ run, canSteer, address }) {
     for (const each of [waits, tabs]) each.hidden = nothing;
     if (steer) steer.element.hidden = !status;
     runs.hidden = !nothing;
-    if (!status) return;
+    if (!status) {
+      setText(waits, run.connection === "connecting" ? "Connecting …" : "");
+      return;
+    }
     writeRunState(badge, status.state);
     const words = progressWords(status);
     if (done !== words) {
@@ -176,7 +179,6 @@ function writeConnection(element, run) {
   if (run.connection === "lost") words = `Not connected to the coordinator; trying again.${since}`;
   else if (run.connection === "unknown") words = `No run of the task ${run.task} is served here.`;
   else if (broker) words = "The coordinator is not connected to its broker.";
-  else if (run.connection === "connecting" && !run.status) words = "Connecting …";
   setText(element, words);
 }
 
