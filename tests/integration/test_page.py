@@ -328,9 +328,9 @@ def test_overview_names_the_level_whose_accuracy_it_shows(
     staged.view.state |= {"accuracy": 0.775, "deploy": 0.5, "best": best}
     visitor.go("#/run/digits")
     page = visitor.page
-    page.locator(".figures > div", has_text="To deploy80.0 %level 50 %").wait_for()
-    page.locator(".figures > div", has_text="Whole model77.5 %").wait_for()
-    page.locator(".figures > div", has_text="Best81.0 %level 50 %, round 2").wait_for()
+    page.locator(".figures > div", has_text="Accuracy to deploy80.0 %level 50 %").wait_for()
+    page.locator(".figures > div", has_text="Accuracy, whole model77.5 %").wait_for()
+    page.locator(".figures > div", has_text="Best accuracy81.0 %level 50 %, round 2").wait_for()
     page.get_by_role("rowheader", name="50 % (to deploy)").wait_for()
     visitor.go("#/")
     page.get_by_role("link", name="digits").filter(has_text="level 50 % 80.0 %").wait_for()
@@ -347,9 +347,10 @@ def test_pause_is_said_once_and_a_failure_with_its_reason(
     waits = page.locator(".waits", has_text="Paused by root")
     waits.wait_for()
     assert "aused by root" not in waits.inner_text().replace("Paused by root", "", 1)
-    staged.view.state |= {"state": "failed", "paused": None, "waits_for": "rounds: must be a number"}
+    why = "rounds: must be a number"
+    staged.view.state |= {"state": "failed", "paused": None, "waits_for": why}
     visitor.go("#/")
-    page.get_by_text("Is down: rounds: must be a number.").wait_for()
+    page.get_by_text(f"Is down: {why}.").wait_for()
 
 
 def test_run_that_is_not_served_shows_no_cards(visitor: Visitor) -> None:

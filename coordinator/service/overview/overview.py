@@ -538,10 +538,8 @@ class Overview(Onlooker):
             self._take_part(part, number, place, most, row["time"], live=live)
         if not live:
             for refusal in entry.get("refusals", ()):
-                self._refused(
-                    *(refusal[name] for name in ("device", "round", "outcome", "reason")),
-                    time=row["time"],
-                )
+                told = (refusal[name] for name in ("device", "round", "outcome", "reason"))
+                self._refused(*told, row["time"])
         self._change()
 
     def _take_part(

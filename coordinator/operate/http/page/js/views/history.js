@@ -33,7 +33,7 @@ const COLUMNS = [
     { ...numeric((row) => row.accuracy), title: "Of the whole model" },
   ),
   column("time", "Time", 104, (row) => moment(row.time), { sort: (row) => row.time }),
-  column("levels", "By level, or event", 286, levelsOrEvent, {
+  column("levels", "By level, or event", 316, levelsOrEvent, {
     sort: (row) => row.event,
     long: true,
   }),

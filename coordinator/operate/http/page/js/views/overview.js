@@ -97,9 +97,13 @@ function headFigures(status) {
   const chosen = deployed(status);
   const bestLevel = typeof best?.level === "number" ? `level ${level(best.level)}, ` : "";
   return [
-    ["To deploy", percent(chosen?.accuracy, 1), chosen ? `level ${level(chosen.level)}` : ""],
-    ["Whole model", percent(status.accuracy, 1), "after the newest round"],
-    ["Best", percent(best?.accuracy, 1), best ? `${bestLevel}round ${best.round}` : ""],
+    [
+      "Accuracy to deploy",
+      percent(chosen?.accuracy, 1),
+      chosen ? `level ${level(chosen.level)}` : "",
+    ],
+    ["Accuracy, whole model", percent(status.accuracy, 1), "after the newest round"],
+    ["Best accuracy", percent(best?.accuracy, 1), best ? `${bestLevel}round ${best.round}` : ""],
     [
       "Present",
       count(devices.present),
