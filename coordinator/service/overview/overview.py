@@ -538,8 +538,8 @@ class Overview(Onlooker):
             self._take_part(part, number, place, most, row["time"], live=live)
         if not live:
             for refusal in entry.get("refusals", ()):
-                told = (refusal[name] for name in ("device", "round", "outcome", "reason"))
-                self._refused(*told, row["time"])
+                outcome, reason = refusal["outcome"], refusal["reason"]
+                self._refused(refusal["device"], refusal["round"], outcome, reason, row["time"])
         self._change()
 
     def _take_part(
