@@ -82,7 +82,8 @@ class Fleet:
         own = folder / f"device-{number:02}"
         own.mkdir()
         (own / "device.toml").write_text(
-            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nweigh = false\n' + broker
+            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nstate_dir = "{own / "state"}"\n'
+            f"weigh = false\n{broker}"
         )
         return DeviceService(load_config(own / "device.toml", environment={}))
 
