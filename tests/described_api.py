@@ -47,7 +47,8 @@ def check_answer(
         assert content == b""
         return
     assert kind in described, f"{method} {path}: {kind} is not described"
-    errors = validator(document, described[kind]["schema"]).iter_errors(json.loads(content))
+    value = content.decode() if kind == "text/plain" else json.loads(content)
+    errors = validator(document, described[kind]["schema"]).iter_errors(value)
     wrong = [f"{error.json_path}: {error.message[:200]}" for error in errors]
     assert not wrong, f"{method} {path}: {wrong[:5]}"
 

@@ -163,8 +163,8 @@ class Helm:
         return _row(device, found.round, 0, found.words)
 
     def allow(self, device: str, by: str) -> Answer:
-        """Release a device from quarantine."""
-        rows = {each["device"]: each for each in self.quarantined()}
+        """Release a device from quarantine; return its row from now on, whose `since` is None."""
+        rows = [each["device"] for each in self.quarantined()]
         if device not in rows:
             known = ", ".join(rows) or "none"
             raise ConfigError(f"{device!r} is not quarantined; quarantined devices: {known}")
@@ -172,7 +172,7 @@ class Helm:
         found = self._ordered(lambda: steering.allow(device, by, saved=saved))
         log.info("%s is released", device, extra={"facts": {"event": "released", "device": device}})
         self._judge(found)
-        return rows[device]
+        return _row(device, None, 0, found.words)
 
     def quarantined(self) -> list[Answer]:
         """Return the devices whose bids are declined, or will be once a closed round is done."""

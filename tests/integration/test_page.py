@@ -82,7 +82,8 @@ class Fleet:
         own = folder / f"device-{number:02}"
         own.mkdir()
         (own / "device.toml").write_text(
-            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nweigh = false\n' + broker
+            f'task = "tiny"\nname = "{own.name}"\ndata = "../data"\nstate_dir = "{own / "state"}"\n'
+            f"weigh = false\n{broker}"
         )
         return DeviceService(load_config(own / "device.toml", environment={}))
 
@@ -190,6 +191,23 @@ def test_wrong_token_is_refused_and_the_right_one_taken(
         page.get_by_role("heading", name="Sign in").wait_for()
         page.reload()
         page.get_by_role("heading", name="Sign in").wait_for()
+
+
+def test_stale_link_says_so_and_how_to_get_another(browser: Browser, staged: StagedPage) -> None:
+    link = staged.page.link()
+    with visiting(browser, staged.origin) as visitor:
+        page = visitor.page
+        page.goto(link)
+        page.get_by_role("link", name="digits").wait_for()
+        page.goto("about:blank")
+        page.goto(link)  # who is signed in stays so
+        page.get_by_role("link", name="digits").wait_for()
+        visitor.forgive(NOBODY)
+    with visiting(browser, staged.origin) as visitor:
+        visitor.page.goto(link)
+        words = "This link was used, or is too old: tessera-coordinator page RUN prints another"
+        visitor.page.get_by_role("alert").filter(has_text=words).wait_for()
+        visitor.forgive(NOBODY)
 
 
 def test_link_signs_in_and_leaves_no_token_in_the_address(
@@ -328,6 +346,74 @@ def test_changes_are_shown_as_they_come(visitor: Visitor, staged: StagedPage) ->
     assert page.get_by_text("3 devices").is_visible()
 
 
+def test_overview_names_the_level_whose_accuracy_it_shows(
+    visitor: Visitor, staged: StagedPage
+) -> None:
+    best = {"round": 2, "accuracy": 0.81, "level": 0.5}
+    staged.view.state |= {"accuracy": 0.775, "deploy": 0.5, "best": best}
+    visitor.go("#/run/digits")
+    page = visitor.page
+    page.locator(".figures > div", has_text="Accuracy to deploy80.0 %level 50 %").wait_for()
+    page.locator(".figures > div", has_text="Accuracy, whole model77.5 %").wait_for()
+    page.locator(".figures > div", has_text="Best accuracy81.0 %level 50 %, round 2").wait_for()
+    page.get_by_role("rowheader", name="50 % (to deploy)").wait_for()
+    visitor.go("#/")
+    page.get_by_role("link", name="digits").filter(has_text="level 50 % 80.0 %").wait_for()
+
+
+def test_pause_is_said_once_and_a_failure_with_its_reason(
+    visitor: Visitor, staged: StagedPage
+) -> None:
+    since = "paused by root since 2026-11-18 21:46 UTC"
+    paused = {"by": "root", "time": 1_700_000_000.0}
+    staged.view.state |= {"state": "paused", "paused": paused, "waits_for": since}
+    visitor.go("#/run/digits")
+    page = visitor.page
+    waits = page.locator(".waits", has_text="Paused by root")
+    waits.wait_for()
+    assert "aused by root" not in waits.inner_text().replace("Paused by root", "", 1)
+    why = "rounds: must be a number"
+    staged.view.state |= {"state": "failed", "paused": None, "waits_for": why}
+    visitor.go("#/")
+    page.get_by_text(f"Is down: {why}.").wait_for()
+
+
+def test_run_that_is_not_served_shows_no_cards(visitor: Visitor) -> None:
+    visitor.go("#/run/nope")
+    page = visitor.page
+    page.get_by_text("No run of the task nope is served here.").wait_for()
+    assert page.locator(".part").is_hidden()
+    assert page.locator(".tabs, .steering").evaluate_all("all => all.every((each) => each.hidden)")
+    visitor.forgive(r"status of 404|ERR_")
+
+
+def test_error_is_no_warning_once_the_device_has_trained(
+    visitor: Visitor, staged: StagedPage
+) -> None:
+    trained = staged.view.history[-1]["time"]  # in the round of `StagedView.device`
+    page = visitor.page
+    for time, warns in ((trained + 1, True), (trained - 1, False)):
+        staged.view.change("kitchen", last_error="the disk is full", last_error_time=time)
+        visitor.go("#/")
+        visitor.go("#/run/digits/device/kitchen")
+        page.locator(".last-error", has_text="the disk is full").wait_for()
+        assert page.locator(".last-error.over").count() == (0 if warns else 1)
+
+
+def test_wide_table_shows_that_it_scrolls(visitor: Visitor, staged: StagedPage) -> None:
+    reason = "needs more memory than there is, " * 5
+    staged.view.change("kitchen", state="skipped", reason=reason)
+    page = visitor.page
+    page.set_viewport_size({"width": 390, "height": 780})
+    visitor.go("#/run/digits/fleet")
+    page.locator(".table-frame.more-right").wait_for()
+    page.get_by_role("link", name="kitchen").focus()
+    page.locator("td.cut", has_text=reason.strip()).wait_for()
+    page.locator(".tabs.more-right").wait_for()
+    page.evaluate("document.querySelector('.table-scroll').scrollLeft = 10_000")
+    page.locator(".table-frame.more-left:not(.more-right)").wait_for()
+
+
 def test_lost_connection_is_shown_until_it_is_back(visitor: Visitor) -> None:
     page = visitor.page
     page.route("**/events", lambda route: route.abort())
@@ -399,8 +485,8 @@ def test_curves_are_drawn_against_each_measure(visitor: Visitor) -> None:
         return data.some((value) => value > 0) }"""
     )
     assert painted
-    page.get_by_role("button", name="level 0.5").click()
-    assert page.get_by_role("button", name="level 0.5").get_attribute("aria-pressed") == "false"
+    page.get_by_role("button", name="level 50 %").click()
+    assert page.get_by_role("button", name="level 50 %").get_attribute("aria-pressed") == "false"
 
 
 # -- very many devices -------------------------------------------------------------------------

@@ -60,7 +60,7 @@ class App:
         self._alive_s, self._open_metrics = alive_s, open_metrics
         self._registry = make_registry(runs, self._own, by_device=device_metrics)
         self._fresh: dict[str, tuple[float, str]] = {}
-        endpoints = [*Api(runs, door, self.calls, self.streams).endpoints(), *self._open()]
+        endpoints = [*Api(runs, door, self.calls, self.streams).endpoints(), *self._others()]
         self._description = to_json(describe_api(endpoints))
         pages = Pages(files)
         app = Starlette(
@@ -69,7 +69,6 @@ class App:
                     Route(each.path, each.answer, methods=[each.method], name=each.name)
                     for each in endpoints
                 ),
-                Route("/metrics", self._metrics, methods=["GET"]),
                 Route("/", pages.index, methods=["GET"]),
                 Route("/page/{path:path}", pages.file, methods=["GET"]),
             ],
@@ -85,8 +84,8 @@ class App:
         self.asgi: ASGIApp = Guard(app, names)
         """The app with the guard around it."""
 
-    def _open(self) -> list[Endpoint]:
-        """Return the endpoints that anybody may ask."""
+    def _others(self) -> list[Endpoint]:
+        """Return the endpoints besides the API's: all but the metrics may anybody ask."""
 
         def get(
             path: str, name: str, says: str, answer: Callable[[Request], Awaitable[Response]]
@@ -104,6 +103,16 @@ class App:
 
         return [
             get(f"{ROOT}/openapi.json", "getDescription", "This description.", self._describe),
+            Endpoint(
+                method="GET",
+                path="/metrics",
+                name="getMetrics",
+                says="Metrics for Prometheus, in its text format.",
+                answer=self._metrics,
+                role=None if self._open_metrics else Role.READ,
+                result={"type": "string"},
+                text=True,
+            ),
             get("/healthz", "getHealth", "200 while the loop of every run goes on.", self._health),
             get(
                 "/readyz",

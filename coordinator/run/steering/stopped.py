@@ -71,14 +71,13 @@ def quarantine(folder: Path, device: str, reason: str, by: str) -> Answer:
 
 
 def allow(folder: Path, device: str, by: str) -> Answer:
-    """Release a device from quarantine."""
+    """Release a device from quarantine; return its row from now on, whose `since` is None."""
     with steering_of(folder) as (run, steering):
-        rows = {each["device"]: each for each in _quarantined(run, steering.steered)}
+        rows = [each["device"] for each in _quarantined(run, steering.steered)]
         if device not in rows:
             known = ", ".join(rows) or "none"
             raise ConfigError(f"{device!r} is not quarantined; quarantined devices: {known}")
-        steering.allow(device, by, saved=run.latest().orders)
-        return rows[device]
+        return _row(steering.allow(device, by, saved=run.latest().orders))
 
 
 def list_quarantined(folder: Path) -> list[Answer]:
@@ -106,7 +105,8 @@ def _quarantined(run: Run, steered: Steered) -> list[Answer]:
 
 
 def _row(judgement: OrderedStanding) -> Answer:
-    said = {"since": judgement.round, "refusals": 0, "reason": judgement.words}
+    since = judgement.round if judgement.quarantined else None
+    said = {"since": since, "refusals": 0, "reason": judgement.words}
     return {"device": judgement.device, **said}
 
 

@@ -294,8 +294,8 @@ class Overview(Onlooker):
     def left(self, device: str, reason: str = "", exit_code: int | None = None) -> None:
         """See `Onlooker`."""
         said = printable(reason) or "it stopped"
-        error = {"last_error": f"{said} (exit code {exit_code})"}
-        self._update(device, present=False, **(error if exit_code else {}))
+        error = self._error(f"{said} (exit code {exit_code})") if exit_code else {}
+        self._update(device, present=False, **error)
 
     def condition(self, condition: Condition) -> None:
         """See `Onlooker`."""
@@ -308,9 +308,12 @@ class Overview(Onlooker):
         }
         told["labels"] = dict(condition.labels)
         told["version"] = printable(condition.version)
-        if condition.last_error:
-            told["last_error"] = printable(condition.last_error)
-        self._update(condition.device, last_seen=self._now(), **told)
+        error = printable(condition.last_error)
+        with self._lock:
+            row = self._rows.get(condition.device)
+            if error and (row is None or row["last_error"] != error):  # it tells it again and again
+                told |= self._error(error)
+            self._put(condition.device, last_seen=self._now(), **told)
 
     def barred(self, device: str, reason: str | None) -> None:
         """See `Onlooker`."""
@@ -341,7 +344,7 @@ class Overview(Onlooker):
             if bid.level is None:
                 changes["state"] = "skipped"
                 if bid.code in FAILURES:
-                    changes["last_error"] = changes["reason"]
+                    changes |= self._error(changes["reason"])
             elif not (busy and row is not None and row["round"] == bid.round):
                 changes["state"] = "asked"
             if bid.samples:
@@ -371,7 +374,7 @@ class Overview(Onlooker):
                 if row["state"] == "kept":
                     self._put(device, state="idle")
                 return
-            self._refused(device, receipt.round, outcome.value, receipt.reason)
+            self._refused(device, receipt.round, outcome.value, receipt.reason, self._now())
             if outcome is Outcome.REJECTED:
                 self._put(device, state="skipped")
 
@@ -473,6 +476,10 @@ class Overview(Onlooker):
         """Return whole Unix seconds: to write more digits of thousands of devices costs time."""
         return float(math.floor(self._clock()))
 
+    def _error(self, words: str, time: float | None = None) -> OverviewRow:
+        """Return the changes of a row for an error, which was now if no time is given."""
+        return {"last_error": words, "last_error_time": self._now() if time is None else time}
+
     def _change(self) -> None:
         self._sequence += 1
         if self._waiting:
@@ -531,9 +538,8 @@ class Overview(Onlooker):
             self._take_part(part, number, place, most, row["time"], live=live)
         if not live:
             for refusal in entry.get("refusals", ()):
-                self._refused(
-                    refusal["device"], refusal["round"], refusal["outcome"], refusal["reason"]
-                )
+                outcome, reason = refusal["outcome"], refusal["reason"]
+                self._refused(refusal["device"], refusal["round"], outcome, reason, row["time"])
         self._change()
 
     def _take_part(
@@ -558,13 +564,15 @@ class Overview(Onlooker):
             changes |= {"round": round, "last_seen": time}
         self._put(device, **changes)
 
-    def _refused(self, device: str, round: int, outcome: str, reason: str) -> None:
-        """Count a movement that came late, or was rejected."""
+    def _refused(
+        self, device: str, round: int, outcome: str, reason: str, time: float | None
+    ) -> None:
+        """Count a movement that came late, or was rejected, at a time if that is known."""
         row = self._rows.get(device) or new_row(device)
         column = "rejected" if outcome == Outcome.REJECTED.value else "late"
         changes: OverviewRow = {column: row[column] + 1}
         if column == "rejected":
-            changes["last_error"] = f"round {round}: {printable(reason)}"
+            changes |= self._error(f"round {round}: {printable(reason)}", time)
         past = self._past.get(device)
         if past is not None:
             past.correct(round, self._places.get(round), outcome, reason)

@@ -37,6 +37,7 @@ _NEW: OverviewRow = {
     "round": None,
     "last_seen": None,
     "last_error": None,
+    "last_error_time": None,
     "battery": None,
     "charging": None,
     "temperature_c": None,

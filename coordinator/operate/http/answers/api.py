@@ -73,6 +73,8 @@ class Endpoint:
     """Of an answer with status 200; None: 204, without content."""
     stream: bool = False
     """The answer is a stream of events, whose `data` has one of the shapes in `result`."""
+    text: bool = False
+    """The answer is text."""
 
 
 SINCE = Parameter("since", "Sequence of the newest change that is known; 0: everything.")

@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from coordinator.operate.http.answers.api import Endpoint
+from coordinator.operate.http.answers.api import ROOT, Endpoint
 from coordinator.operate.http.answers.shapes import SHAPES, ref
 from edge_sdk import __version__
 
@@ -100,7 +100,9 @@ def _responses(each: Endpoint) -> dict[str, Any]:
     if each.result is None:
         responses: dict[str, Any] = {"204": {"description": "Done."}}
     else:
-        kind = "text/event-stream" if each.stream else "application/json"
+        kind = "application/json"
+        if each.text or each.stream:
+            kind = "text/plain" if each.text else "text/event-stream"
         responses = {"200": {"description": each.says, "content": {kind: {"schema": each.result}}}}
     errors = {400, 403, 421, 500}
     if each.role is not None:
@@ -115,6 +117,8 @@ def _responses(each: Endpoint) -> dict[str, Any]:
         errors |= {413}
     if each.method == "POST" and each.role is not None:
         errors |= {409, 501}
+    if not each.path.startswith(ROOT):
+        errors |= {503}
     if each.path.endswith("/audit"):
         errors |= {501}
     for status in sorted(errors):

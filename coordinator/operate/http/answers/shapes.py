@@ -137,6 +137,7 @@ _DEVICE = {
     "round": _maybe(_is("integer", "Its last round.")),
     "last_seen": _maybe(_time),
     "last_error": _maybe(_text),
+    "last_error_time": _maybe(_is("number", "Unix time at which that error became known.")),
     "battery": _maybe(_is("number", "Charge, 0 to 1.")),
     "charging": _maybe(_truth),
     "temperature_c": _maybe(_number),

@@ -567,7 +567,7 @@ def test_quarantined_device_is_out_of_the_open_round_and_of_later_ones(
     assert closed["quarantined"] == ["a", "b"]
     assert [*world.state.selected] == ["c"]
     assert [each["device"] for each in world.service.helm.quarantined()] == ["a", "b"]
-    world.service.helm.allow("a", ANNA)
+    assert world.service.helm.allow("a", ANNA)["since"] is None  # the row as it is from now on
     if crash:
         world.restart()
     assert [each["device"] for each in world.service.helm.quarantined()] == ["b"]
@@ -701,7 +701,8 @@ def test_stopped_run_is_steered_in_its_folder(worlds: Worlds) -> None:
     world.settle()
     assert world.service.helm.paused is not None
     world.stop()
-    assert stopped.allow(folder, "a", ANNA)["device"] == "a"
+    allowed = stopped.allow(folder, "a", ANNA)
+    assert (allowed["device"], allowed["since"]) == ("a", None)
     assert stopped.resume(folder, ANNA)["changed"]
     world.start()
     world.settle()

@@ -28,6 +28,8 @@ let session = null;
 /** @type {View | null} */
 let view = null;
 let at = "";
+/** A link led here that was used already, or is too old. */
+let staleLink = false;
 
 /** Takes the token out of the address, so that it is neither seen nor kept in the history. */
 function tokenOfAddress() {
@@ -74,7 +76,7 @@ function settle(focus) {
 function route(focus = true) {
   if (!session) {
     at = "";
-    return show(signInView(enter), false);
+    return show(signInView(enter, staleLink), false);
   }
   const [kind = "", task = "", ...rest] = parts();
   if (kind === "run" && task) {
@@ -89,8 +91,20 @@ function route(focus = true) {
 /** @param {string} token */
 async function enter(token) {
   session = await api.signIn(token);
+  staleLink = false;
   drawTop();
   route();
+}
+
+/** Signs in by a link; who is signed in already stays so if the link is stale. @param {string} token */
+async function follow(token) {
+  try {
+    session = await api.signIn(token);
+  } catch (error) {
+    if (!(error instanceof api.Refused) || ![401, 429].includes(error.status)) throw error;
+    session = await api.session();
+    staleLink = !session;
+  }
 }
 
 async function leave() {
@@ -105,6 +119,7 @@ async function leave() {
 function signedOut() {
   if (!session) return;
   session = null;
+  staleLink = false;
   drawTop();
   route();
 }
@@ -139,18 +154,19 @@ async function start() {
   });
   window.addEventListener("hashchange", () => {
     const token = tokenOfAddress();
-    if (token !== null) enter(token).catch(fail);
-    else route();
+    if (token === null) route();
+    else
+      follow(token)
+        .catch(fail)
+        .finally(() => {
+          drawTop();
+          route();
+        });
   });
   const token = tokenOfAddress();
   try {
-    if (token !== null) session = await api.signIn(token);
-  } catch (error) {
-    fail(error);
-  }
-  try {
-    // A link that was used before does not sign out who is signed in.
-    session ??= await api.session();
+    if (token === null) session = await api.session();
+    else await follow(token);
   } catch (error) {
     fail(error);
   }

@@ -64,6 +64,7 @@
  * @property {number | null} round
  * @property {number | null} last_seen
  * @property {string | null} last_error
+ * @property {number | null} last_error_time
  * @property {number | null} battery
  * @property {boolean | null} charging
  * @property {number | null} temperature_c

@@ -236,16 +236,28 @@ def test_two_hosts_or_two_origins_are_refused(page: StagedPage) -> None:
             assert raw.recv(4096).split(b" ")[1] == status
 
 
-def test_guessing_is_limited_while_sessions_go_on(
-    page: StagedPage, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guessing_is_limited_while_sessions_go_on(page: StagedPage) -> None:
     cookie = {"Cookie": page.cookie()}
     replies = [page.sign_in(f"{number:064}") for number in range(30)]
     assert [reply.status for reply in replies[:5]] == [401] * 5
     assert replies[-1].status == 429
     assert int(replies[-1].headers["Retry-After"]) > 0
-    assert page.sign_in(page.token()).status == 429  # or a right guess would show
     assert page.ask("GET", RUN, role=None, headers=cookie).status == 200
+    stale = {"Authorization": f"Bearer {'0' * 64}"}
+    assert page.ask("GET", RUN, role=None, headers=stale).status == 429
+
+
+def test_wrong_tokens_of_an_address_keep_no_valid_one_out(page: StagedPage) -> None:
+    ticket = page.page.link(Role.READ).partition("#token=")[2]
+    stale = {"Authorization": f"Bearer {'0' * 64}"}
+    replies = [page.ask("GET", "/metrics", role=None, headers=stale) for _ in range(30)]
+    assert replies[-1].status == 429
+    assert page.ask("GET", "/metrics", role=Role.READ).status == 200
+    assert page.sign_in(page.token()).status == 200
+    assert page.sign_in(ticket).status == 200
+    assert page.sign_in(ticket).status == 429  # it is used up, so it is wrong
+    metrics = page.ask("GET", "/metrics").content.decode()
+    assert "tessera_http_failed_sign_ins_total 31.0" in metrics
 
 
 def test_right_tokens_are_not_limited(page: StagedPage) -> None:

@@ -33,6 +33,7 @@ READING = (
     f"{RUN}/blocks",
     f"{RUN}/strip?rounds=5",
     f"{RUN}/audit?since=0",
+    "/metrics",
     "/healthz",
     "/readyz",
 )

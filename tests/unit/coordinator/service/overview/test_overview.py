@@ -175,6 +175,24 @@ def test_condition_of_a_device_is_shown_without_what_steers_terminals(worlds: Wo
     assert (row["version"], row["last_error"]) == ("1.2 [2J", "a b c")
 
 
+def test_error_has_the_time_at_which_it_became_known() -> None:
+    now = [100.0]
+    overview = Overview(RunFacts(task="t", run="0", folder=None, plan=PLAN), clock=lambda: now[0])
+
+    def error_time() -> float | None:
+        found: float | None = overview.device("one")["last_error_time"]
+        return found
+
+    overview.joined("one")
+    assert error_time() is None
+    overview.condition(Condition(device="one", last_error="no room"))
+    now[0] = 200.0
+    overview.condition(Condition(device="one", last_error="no room"))  # told again, not new
+    assert error_time() == 100.0
+    overview.left("one", "no data", 2)
+    assert error_time() == 200.0
+
+
 def test_device_that_leaves_with_an_error_is_offline_and_says_why(worlds: Worlds) -> None:
     world = worlds.make(rounds_config(rounds=9))
     one = world.add("one")

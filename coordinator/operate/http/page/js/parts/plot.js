@@ -21,6 +21,8 @@ import { number, UNKNOWN } from "./words.js";
  * @property {Curve[]} curves
  * @property {number[]} [marks] where vertical lines stand
  * @property {(value: number) => string} [tick] words at the axis on the left
+ * @property {{range: [number, number], tick: (value: number) => string}} [right] the axis at the
+ *   right, if it does not follow from the values
  */
 
 const HEIGHT = 280;
@@ -120,17 +122,26 @@ export class Plot {
       labelFont: "12px system-ui, sans-serif",
     };
     const right = picture.curves.some((each) => each.right);
+    const { range = padded, tick = number } = picture.right ?? {};
+    const atRight = {
+      ...axis,
+      scale: "right",
+      side: 1,
+      size: 52,
+      grid: { show: false },
+      values: (/** @type {uPlot} */ _, /** @type {number[]} */ ticks) => ticks.map(tick),
+    };
     return {
       width,
       height: HEIGHT,
       legend: { show: false },
       cursor: { drag: { x: false, y: false }, points: { size: 7 } },
-      scales: { x: { time: false }, y: { range: padded }, right: { range: padded } },
+      scales: { x: { time: false }, y: { range: padded }, right: { range } },
       series: [{}, ...picture.curves.map((each) => this.#series(each))],
       axes: [
         { ...axis, label: picture.xLabel, labelSize: 22, size: 34 },
         { ...axis, size: 52, values: (_, ticks) => ticks.map(picture.tick ?? number) },
-        ...(right ? [{ ...axis, scale: "right", side: 1, size: 48, grid: { show: false } }] : []),
+        ...(right ? [atRight] : []),
       ],
       hooks: {
         setCursor: [(plot) => this.#tellValues(plot.cursor.idx ?? null)],

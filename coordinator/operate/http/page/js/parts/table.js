@@ -5,6 +5,7 @@
  * keys, Page Up and Down, Home and End move to the others.
  */
 
+import { markEdges } from "./edges.js";
 import { make, setText } from "./elements.js";
 import { inOrder, sortHeader } from "./sorting.js";
 
@@ -25,6 +26,8 @@ const FIRST_ROWS = 20;
  * @property {((row: Row) => string | number | null) | undefined} [sort] absent: cannot be sorted
  * @property {string | undefined} [title] what it is, in a sentence
  * @property {boolean | undefined} [numeric]
+ * @property {boolean | undefined} [long] gets the room that others leave, and shows its whole text
+ *   to the mouse and to the focus
  */
 
 /**
@@ -39,15 +42,33 @@ const FIRST_ROWS = 20;
 export function column(key, label, width, text, more = {}) {
   const write = (/** @type {HTMLTableCellElement} */ cell, /** @type {Row} */ row) => {
     const shown = text(row);
-    setText(cell, shown);
-    if (cell.title !== shown) cell.title = shown;
+    const place = more.long ? (cell.querySelector("span") ?? cell.appendChild(make("span"))) : cell;
+    setText(place, shown);
+    if (!more.long && cell.title !== shown) cell.title = shown;
   };
   return { key, label, width, write, ...more };
+}
+
+/**
+ * Marks the long texts of a row that are cut off: those can be shown whole.
+ *
+ * @param {EventTarget | null} target
+ */
+function markCut(target) {
+  const row = target instanceof Element ? target.closest("tr") : null;
+  for (const cell of row?.querySelectorAll("td.long") ?? []) {
+    const text = cell.firstElementChild;
+    if (!(text instanceof HTMLElement)) continue;
+    cell.classList.remove("cut");
+    const cut = text.scrollWidth > text.clientWidth || text.scrollHeight > text.clientHeight + 1;
+    cell.classList.toggle("cut", cut);
+  }
 }
 
 /** @template Row */
 export class Table {
   element;
+  #scroller;
   /** @type {Row[]} */
   #rows = [];
   #columns;
@@ -72,8 +93,9 @@ export class Table {
    * @param {(row: Row) => string} [options.goTo] address of a row's page
    * @param {{key: string, down: boolean} | null} [options.sorting]
    * @param {(event: KeyboardEvent, row: Row) => boolean} [options.onKey] true: the key was used
+   * @param {boolean} [options.tall] rows of several lines
    */
-  constructor({ label, columns, keyOf, goTo, sorting = null, onKey }) {
+  constructor({ label, columns, keyOf, goTo, sorting = null, onKey, tall = false }) {
     this.#columns = columns;
     this.#keyOf = keyOf;
     this.#goTo = goTo;
@@ -85,23 +107,28 @@ export class Table {
     };
     this.#table = make(
       "table",
-      { class: "grid" },
+      { class: tall ? "grid tall" : "grid" },
       make("caption", { class: "only-read", text: label }),
       make("colgroup", {}, ...columns.map((each) => this.#col(each))),
       make("thead", {}, this.#head()),
       this.#body,
     );
-    this.#table.style.width = `${columns.reduce((sum, each) => sum + each.width, 0)}px`;
+    const least = columns.reduce((sum, each) => sum + each.width, 0);
+    this.#table.style.width = `max(100%, ${least}px)`;
     this.#body.append(spaceRow(this.#above), spaceRow(this.#below));
-    this.element = make(
+    this.#scroller = make(
       "div",
       { class: "table-scroll", role: "region", "aria-label": label, tabindex: goTo ? null : "0" },
       this.#table,
     );
-    this.element.addEventListener("scroll", () => this.#soon(), { passive: true });
+    this.element = make("div", { class: "table-frame" }, this.#scroller);
+    markEdges(this.#scroller, this.element);
+    this.#scroller.addEventListener("scroll", () => this.#soon(), { passive: true });
+    this.#body.addEventListener("pointerover", (event) => markCut(event.target));
+    this.#body.addEventListener("focusin", (event) => markCut(event.target));
     this.#body.addEventListener("keydown", (event) => this.#key(event));
     this.#body.addEventListener("focusin", (event) => this.#focused(event));
-    new ResizeObserver(() => this.#soon()).observe(this.element);
+    new ResizeObserver(() => this.#soon()).observe(this.#scroller);
   }
 
   /** @param {Row[]} rows in the order in which they are shown if nobody sorted them */
@@ -120,7 +147,7 @@ export class Table {
   /** @param {Column<Row>} column */
   #col(column) {
     const col = make("col");
-    col.style.width = `${column.width}px`;
+    if (!column.long) col.style.width = `${column.width}px`;
     return col;
   }
 
@@ -151,9 +178,9 @@ export class Table {
   }
 
   #paint() {
-    const seen = this.element.clientHeight || FIRST_ROWS * USUAL_HEIGHT;
+    const seen = this.#scroller.clientHeight || FIRST_ROWS * USUAL_HEIGHT;
     const length = this.#rows.length;
-    const start = Math.max(0, Math.floor(this.element.scrollTop / this.#height) - SPARE);
+    const start = Math.max(0, Math.floor(this.#scroller.scrollTop / this.#height) - SPARE);
     const most = Math.ceil(seen / this.#height) + 2 * SPARE;
     this.#first = Math.min(start, Math.max(0, length - most));
     const number = Math.min(most, length - this.#first);
@@ -186,6 +213,7 @@ export class Table {
       this.#columns.forEach((column, at) => {
         const cell = at ? make("td") : make("th", { scope: "row" });
         if (column.numeric) cell.className = "number";
+        if (column.long) cell.className = "long";
         row.append(cell);
       });
       last?.before(row);
@@ -233,7 +261,7 @@ export class Table {
     const at = this.#placeOf(event.target);
     const row = this.#rows[at];
     if (!this.#goTo || row === undefined || event.altKey || event.ctrlKey || event.metaKey) return;
-    const page = Math.max(1, Math.floor(this.element.clientHeight / this.#height) - 2);
+    const page = Math.max(1, Math.floor(this.#scroller.clientHeight / this.#height) - 2);
     const to = {
       ArrowDown: at + 1,
       ArrowUp: at - 1,
@@ -253,9 +281,9 @@ export class Table {
     this.#active = this.#keyOf(row);
     const head = this.#table.tHead?.offsetHeight ?? 0;
     const top = at * this.#height;
-    const bottom = top + this.#height + head - this.element.clientHeight;
-    if (this.element.scrollTop > top) this.element.scrollTop = top;
-    else if (this.element.scrollTop < bottom) this.element.scrollTop = bottom;
+    const bottom = top + this.#height + head - this.#scroller.clientHeight;
+    if (this.#scroller.scrollTop > top) this.#scroller.scrollTop = top;
+    else if (this.#scroller.scrollTop < bottom) this.#scroller.scrollTop = bottom;
     this.#paint();
     this.#focusRow(at - this.#first);
   }

@@ -16,8 +16,9 @@ export const count = (value) => (known(value) ? whole.format(value) : UNKNOWN);
 export const percent = (value, digits = 0) =>
   known(value) ? `${(value * 100).toFixed(digits)} %` : UNKNOWN;
 
-/** @param {Known} value a share of a whole model */
-export const level = (value) => (known(value) ? String(Number(value.toFixed(3))) : UNKNOWN);
+/** @param {Known} value a share of a whole model, 0..1 */
+export const level = (value) =>
+  known(value) ? `${Number((value * 100).toFixed(1))} %` : UNKNOWN;
 
 /** @param {Known} value three digits that matter */
 export function number(value) {
@@ -94,6 +95,14 @@ export const sentence = (value) => value.charAt(0).toUpperCase() + value.slice(1
 
 /** @param {string} name of a setting, as in the run file */
 export const spaced = (name) => name.replaceAll("_", " ");
+
+/**
+ * The level to deploy, and its accuracy in the newest round; null: nothing is known of one.
+ *
+ * @param {import("../shapes.js").Status} status
+ */
+export const deployed = ({ deploy, level_reports }) =>
+  level_reports.find((each) => each.level === deploy) ?? null;
 
 /** @param {unknown} value of any setting or detail @returns {string} */
 export function plain(value) {

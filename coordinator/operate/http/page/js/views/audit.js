@@ -9,20 +9,35 @@ import { moment, plain, spaced } from "../parts/words.js";
 
 /** @typedef {import("../shapes.js").AuditRow} AuditRow */
 
-/** @type {import("../parts/table.js").Column<AuditRow>[]} */
-const COLUMNS = [
-  column("time", "Time", 150, (row) => moment(row.time), { sort: (row) => row.time }),
-  column("by", "By", 150, (row) => row.by, { sort: (row) => row.by }),
-  column("what", "What", 160, (row) => spaced(row.what), { sort: (row) => row.what }),
-  column("details", "Details", 460, (row) => plain(row.details)),
-];
+/** Pixels of a page on which rows have several lines. */
+const NARROW = 640;
+
+/** @param {boolean} narrow @returns {import("../parts/table.js").Column<AuditRow>[]} */
+function columns(narrow) {
+  const by = column("by", "By", narrow ? 130 : 190, (/** @type {AuditRow} */ row) => row.by, {
+    sort: (row) => row.by,
+  });
+  return [
+    column("time", "Time", narrow ? 72 : 150, (row) => moment(row.time), {
+      sort: (row) => row.time,
+    }),
+    ...(narrow ? [] : [by]),
+    column("what", "What", narrow ? 92 : 160, (row) => spaced(row.what), {
+      sort: (row) => row.what,
+    }),
+    column("details", "Details", narrow ? 150 : 300, (row) => plain(row.details), { long: true }),
+    ...(narrow ? [by] : []),
+  ];
+}
 
 /** @param {import("./run.js").RunContext} context @returns {import("./run.js").Part} */
 export function auditPart({ run }) {
   const nothing = make("p", { class: "quiet", text: "Nobody has steered this run.", hidden: true });
+  const narrow = window.innerWidth < NARROW;
   const table = new Table({
     label: "Who steered the run",
-    columns: COLUMNS,
+    columns: columns(narrow),
+    tall: narrow,
     keyOf: (/** @type {AuditRow} */ row) => `${row.time} ${row.by} ${row.what}`,
   });
   table.element.hidden = true;

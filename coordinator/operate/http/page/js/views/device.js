@@ -6,7 +6,7 @@ import { fill, make, setText } from "../parts/elements.js";
 import { Plot } from "../parts/plot.js";
 import { writeDeviceState } from "../parts/states.js";
 import { column, Table } from "../parts/table.js";
-import { bytes, count, joules, level, number, seconds } from "../parts/words.js";
+import { bytes, count, joules, level, moment, number, percent, seconds } from "../parts/words.js";
 import { deviceButtons } from "./device_buttons.js";
 import { deviceFacts } from "./device_facts.js";
 import { writeFacts } from "./overview.js";
@@ -25,7 +25,10 @@ const COLUMNS = [
     sort: (row) => row.level,
   }),
   column("outcome", "Outcome", 110, (row) => row.outcome ?? "", { sort: (row) => row.outcome }),
-  column("reason", "Reason", 260, (row) => row.reason ?? "", { sort: (row) => row.reason }),
+  column("reason", "Reason", 240, (row) => row.reason ?? "", {
+    sort: (row) => row.reason,
+    long: true,
+  }),
   column("loss", "Loss", 84, (row) => number(row.loss), { numeric: true, sort: (row) => row.loss }),
   column("train", "Training", 92, (row) => seconds(row.train_s), {
     numeric: true,
@@ -52,7 +55,7 @@ const COLUMNS = [
  */
 export function devicePart({ run, canSteer, address }, name) {
   const badge = make("span");
-  const fault = make("p", { class: "last-error" });
+  const fault = make("p");
   const facts = make("dl", { class: "facts" });
   const plot = new Plot("Loss and level", "It has not trained yet.");
   const buttons = canSteer ? deviceButtons(run, name) : null;
@@ -98,12 +101,32 @@ export function devicePart({ run, canSteer, address }, name) {
     setText(missing, "");
     found.hidden = false;
     writeFacts(facts, deviceFacts(device, run.now));
-    fill(fault, device.last_error, () =>
-      device.last_error ? [make("strong", { text: "Last error: " }), device.last_error] : [],
-    );
-    fault.hidden = !device.last_error;
+    drawError(device);
     rounds.show([...device.rounds].reverse());
     plot.show(picture(device.rounds));
+  }
+
+  /** @param {Device} device */
+  function drawError(device) {
+    const { last_error, last_error_time } = device;
+    const over = last_error_time !== null && trainedAfter(device, last_error_time);
+    const when = last_error_time === null ? "" : `, ${moment(last_error_time)}`;
+    const since = over ? " (it has trained since)" : "";
+    fault.className = over ? "last-error over" : "last-error";
+    fill(fault, [last_error, when, since], () =>
+      last_error ? [make("strong", { text: `Last error${when}${since}: ` }), last_error] : [],
+    );
+    fault.hidden = !last_error;
+  }
+
+  /** @param {Device} device @param {number} time */
+  function trainedAfter(device, time) {
+    const trained = new Set(
+      device.rounds.filter((row) => row.outcome === "counted").map((row) => row.round),
+    );
+    return run.rounds.some(
+      (row) => !row.event && row.time !== null && row.time > time && trained.has(row.round),
+    );
   }
 
   return {
@@ -135,6 +158,7 @@ function picture(rounds) {
   rows.sort((one, other) => one.round - other.round);
   return {
     xLabel: "rounds",
+    right: { range: [0, 1], tick: (value) => percent(value) },
     x: rows.map((row) => row.round),
     curves: [
       { label: "loss", colour: "--curve-0", values: rows.map((row) => row.loss) },

@@ -29,7 +29,7 @@ export function deviceColumn(goTo) {
   return {
     key: "device",
     label: "Device",
-    width: window.innerWidth < NARROW ? 124 : 170,
+    width: window.innerWidth < NARROW ? 124 : 140,
     sort: (row) => row.device,
     write: (cell, row) => {
       const link = cell.querySelector("a") ?? cell.appendChild(make("a"));
@@ -45,7 +45,7 @@ export function deviceColumn(goTo) {
 export const stateColumn = {
   key: "state",
   label: "State",
-  width: 146,
+  width: 142,
   sort: (row) => deviceRank(row.state),
   write: (cell, row) => {
     const badge = cell.querySelector("span") ?? cell.appendChild(make("span"));
@@ -55,8 +55,8 @@ export const stateColumn = {
 
 /** @param {DeviceRow} row */
 function batteryWords(row) {
-  if (row.battery === null) return row.charging ? "charging" : UNKNOWN;
-  return row.charging ? `${percent(row.battery)} charging` : percent(row.battery);
+  if (row.battery === null) return row.charging ? "⚡" : UNKNOWN;
+  return row.charging ? `⚡ ${percent(row.battery)}` : percent(row.battery);
 }
 
 /** @param {DeviceRow} row */
@@ -66,10 +66,10 @@ const traffic = (row) =>
     : (row.bytes_up ?? 0) + (row.bytes_down ?? 0);
 
 /** @param {DeviceRow} row */
-function quarantineWords(row) {
-  if (!row.quarantined) return "";
+function reasonWords(row) {
+  if (!row.quarantined) return row.reason ?? "";
   const { round, reason } = row.quarantined;
-  return round === null ? reason : `round ${round}: ${reason}`;
+  return round === null ? reason : `since round ${round}: ${reason}`;
 }
 
 /**
@@ -81,52 +81,51 @@ export function fleetColumns(goTo, now) {
   return [
     deviceColumn(goTo),
     stateColumn,
-    column("level", "Level", 70, (row) => level(row.level), {
+    column("level", "Level", 68, (row) => level(row.level), {
       numeric: true,
       sort: (row) => row.level,
       title: "The share of the model that it trains",
     }),
-    column("reason", "Reason", 230, (row) => row.reason ?? "", { sort: (row) => row.reason }),
-    column("battery", "Battery", 118, batteryWords, {
+    column("reason", "Reason", 220, reasonWords, {
+      sort: (row) => reasonWords(row) || null,
+      title: "Why it trains this level, skips the round or is quarantined",
+      long: true,
+    }),
+    column("battery", "Battery", 80, batteryWords, {
       numeric: true,
+      title: "Its charge; ⚡: it is charging",
       sort: (row) => row.battery,
     }),
-    column("temperature", "Heat", 84, (row) => degrees(row.temperature_c), {
+    column("temperature", "Heat", 78, (row) => degrees(row.temperature_c), {
       numeric: true,
       sort: (row) => row.temperature_c,
     }),
-    column("seen", "Last seen", 104, (row) => ago(row.last_seen, now()), {
+    column("seen", "Last seen", 98, (row) => ago(row.last_seen, now()), {
       numeric: true,
       sort: (row) => row.last_seen,
     }),
-    column("contribution", "Share", 76, (row) => percent(row.contribution, 1), {
+    column("contribution", "Share", 70, (row) => percent(row.contribution, 1), {
       numeric: true,
       sort: (row) => row.contribution,
       title: "Its share of all movements that counted",
     }),
-    column("staleness", "Stale", 76, (row) => count(row.staleness), {
+    column("staleness", "Stale", 64, (row) => count(row.staleness), {
       numeric: true,
       sort: (row) => row.staleness,
       title: "Rounds since its newest movement that counted",
     }),
-    column("bytes", "Traffic", 92, (row) => bytes(traffic(row)), {
+    column("bytes", "Traffic", 86, (row) => bytes(traffic(row)), {
       numeric: true,
       sort: traffic,
       title: "Bytes sent and fetched",
     }),
-    column("train", "Training", 92, (row) => seconds(row.train_s), {
+    column("train", "Training", 86, (row) => seconds(row.train_s), {
       numeric: true,
       sort: (row) => row.train_s,
     }),
-    column("joules", "Energy", 86, (row) => joules(row.joules), {
+    column("joules", "Energy", 80, (row) => joules(row.joules), {
       numeric: true,
       sort: (row) => row.joules,
-    }),
-    column("quarantine", "Quarantine", 210, quarantineWords, {
-      sort: (row) => row.quarantined?.round ?? (row.quarantined ? 0 : null),
-    }),
-    column("error", "Last error", 230, (row) => row.last_error ?? "", {
-      sort: (row) => row.last_error,
     }),
   ];
 }

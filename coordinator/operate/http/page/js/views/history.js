@@ -11,31 +11,36 @@ let eventsAlone = false;
 /** @param {(row: RoundRow) => number | null} of */
 const numeric = (of) => ({ numeric: true, sort: of });
 
+/** @param {RoundRow} row */
+const levelsOrEvent = (row) =>
+  row.event ??
+  row.levels.map((each) => `${level(each.level)}: ${percent(each.accuracy, 1)}`).join(", ");
+
 /** @type {import("../parts/table.js").Column<RoundRow>[]} */
 const COLUMNS = [
   column(
     "round",
     "Round",
-    76,
+    74,
     (row) => count(row.round),
     numeric((row) => row.round),
   ),
-  column("time", "Time", 124, (row) => moment(row.time), { sort: (row) => row.time }),
-  column("event", "Event", 260, (row) => row.event ?? "", { sort: (row) => row.event }),
   column(
     "accuracy",
     "Accuracy",
-    90,
+    96,
     (row) => percent(row.accuracy, 1),
-    numeric((row) => row.accuracy),
+    { ...numeric((row) => row.accuracy), title: "Of the whole model" },
   ),
-  column("levels", "By level", 230, (row) =>
-    row.levels.map((each) => `${level(each.level)}: ${percent(each.accuracy, 1)}`).join("  "),
-  ),
+  column("time", "Time", 104, (row) => moment(row.time), { sort: (row) => row.time }),
+  column("levels", "By level, or event", 316, levelsOrEvent, {
+    sort: (row) => row.event,
+    long: true,
+  }),
   column(
     "trained",
     "Trained",
-    84,
+    82,
     (row) => count(row.trained),
     numeric((row) => row.trained),
   ),
@@ -49,60 +54,63 @@ const COLUMNS = [
   column(
     "late",
     "Late",
-    64,
+    62,
     (row) => count(row.late),
     numeric((row) => row.late),
   ),
   column(
     "rejected",
     "Refused",
-    84,
+    86,
     (row) => count(row.rejected),
     numeric((row) => row.rejected),
   ),
   column(
     "seconds",
     "Took",
-    84,
+    70,
     (row) => seconds(row.seconds),
     numeric((row) => row.seconds),
   ),
   column(
     "joules",
     "Energy",
-    88,
+    80,
     (row) => joules(row.joules),
     numeric((row) => row.joules),
   ),
   column(
     "up",
     "Sent",
-    88,
+    76,
     (row) => bytes(row.bytes_up),
     numeric((row) => row.bytes_up),
   ),
   column(
     "down",
     "Fetched",
-    88,
+    86,
     (row) => bytes(row.bytes_down),
     numeric((row) => row.bytes_down),
   ),
   column(
     "coverage",
-    "Least covered",
-    116,
+    "Covered",
+    88,
     (row) => count(row.coverage_min),
-    numeric((row) => row.coverage_min),
+    {
+      ...numeric((row) => row.coverage_min),
+      title: "Times that the least covered block was trained",
+    },
   ),
   column(
     "memory",
-    "Oldest memory",
-    120,
+    "Memory",
+    88,
     (row) => count(row.oldest_memory),
-    numeric((row) => row.oldest_memory),
+    { ...numeric((row) => row.oldest_memory), title: "Rounds since its oldest remembered movement" },
   ),
-  column("digest", "Model", 110, (row) => row.digest ?? ""),
+  column("digest", "Model", 96, (row) => row.digest ?? ""),
 ];
 
 /** @param {import("./run.js").RunContext} context @returns {import("./run.js").Part} */

@@ -5,6 +5,7 @@ import { bar } from "../parts/states.js";
 import {
   bytes,
   count,
+  deployed,
   joules,
   level,
   moment,
@@ -34,8 +35,7 @@ export function overviewPart({ run, address }) {
     { class: "overview" },
     figures,
     card("Accuracy", plot.element, "wide"),
-    card("This round", taking),
-    card("Levels", levels),
+    make("div", { class: "side" }, card("This round", taking), card("Levels", levels)),
     card("Totals", totals),
     card("Settings", settings),
     card(
@@ -94,12 +94,21 @@ export function writeFacts(list, facts) {
 /** @param {Status} status @returns {Fact[]} */
 function headFigures(status) {
   const { best, devices } = status;
-  const deployed = status.deploy === null ? "" : `of level ${level(status.deploy)}`;
+  const chosen = deployed(status);
+  const bestLevel = typeof best?.level === "number" ? `level ${level(best.level)}, ` : "";
   return [
-    ["Accuracy", percent(status.accuracy, 1), deployed],
-    ["Best", percent(best?.accuracy, 1), best ? `in round ${best.round}` : ""],
-    ["Present", count(devices.present), `of ${count(devices.known)} devices`],
-    ["Training", count(devices.training), "now"],
+    [
+      "Accuracy to deploy",
+      percent(chosen?.accuracy, 1),
+      chosen ? `level ${level(chosen.level)}` : "",
+    ],
+    ["Accuracy, whole model", percent(status.accuracy, 1), "after the newest round"],
+    ["Best accuracy", percent(best?.accuracy, 1), best ? `${bestLevel}round ${best.round}` : ""],
+    [
+      "Present",
+      count(devices.present),
+      `of ${count(devices.known)} devices; ${count(devices.training)} training`,
+    ],
     ["Quarantined", count(devices.quarantined), `${count(devices.paused)} paused by their owners`],
     [
       "Started",
@@ -127,12 +136,16 @@ function totalFacts({ totals }) {
 function settingFacts(status) {
   return [
     ...Object.entries(status.settings).map(
-      ([name, value]) => /** @type {Fact} */ ([spaced(name), plain(value)]),
+      ([name, value]) => /** @type {Fact} */ ([name, settingWords(name, value)]),
     ),
     ["folder", status.folder],
     ["version", status.version],
   ];
 }
+
+/** @param {string} name @param {unknown} value */
+const settingWords = (name, value) =>
+  name === "levels" && Array.isArray(value) ? value.map(level).join(", ") : plain(value);
 
 /** @param {HTMLElement} place @param {Status} status */
 function drawTaking(place, status) {
@@ -175,13 +188,13 @@ function tally(label, number, most, tone) {
 
 /** @param {HTMLElement} place @param {Status} status */
 function drawLevels(place, status) {
-  fill(place, status.level_reports, () => {
+  fill(place, [status.level_reports, status.deploy], () => {
     if (!status.level_reports.length) {
       return [make("p", { class: "quiet", text: "No level has been evaluated yet." })];
     }
     const head = ["Level", "Parameters", "Accuracy", "Devices"];
     const rows = status.level_reports.map((each) => [
-      level(each.level),
+      each.level === status.deploy ? `${level(each.level)} (to deploy)` : level(each.level),
       count(each.parameters),
       percent(each.accuracy, 1),
       count(each.devices),

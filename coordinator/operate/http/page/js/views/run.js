@@ -3,6 +3,7 @@
 import { Painter } from "../live/painter.js";
 import { WatchedRun } from "../live/watched_run.js";
 import { make, setText } from "../parts/elements.js";
+import { markEdges } from "../parts/edges.js";
 import { speak } from "../parts/messages.js";
 import { bar, writeRunState } from "../parts/states.js";
 import { moment, seconds } from "../parts/words.js";
@@ -12,7 +13,7 @@ import { devicePart } from "./device.js";
 import { fleetPart } from "./fleet.js";
 import { historyPart } from "./history.js";
 import { overviewPart } from "./overview.js";
-import { progressWords } from "./runs.js";
+import { progressWords, waitingWords } from "./runs.js";
 import { steering } from "./steering.js";
 import { stripsPart } from "./strips.js";
 
@@ -85,6 +86,8 @@ export function runView({ task, rest, canSteer }) {
   };
   const painter = new Painter(() => {
     head.paint();
+    // Of a run that is not served, there is nothing to show.
+    place.hidden = !run.status;
     if (run.status) part?.paint();
   });
   view.move(rest);
@@ -99,7 +102,10 @@ function runHead({ run, canSteer, address }) {
   const waits = make("p", { class: "waits" });
   const connection = make("p", { class: "connection", role: "status" });
   const steer = canSteer ? steering(run) : null;
+  const runs = make("p", { hidden: true }, make("a", { href: "#/", text: "All runs" }));
   const links = PARTS.map(([key, label]) => make("a", { href: address(key), text: label }));
+  const tabs = make("nav", { class: "tabs", "aria-label": "Parts of the run" }, ...links);
+  markEdges(tabs);
   const element = make(
     "header",
     { class: "run-head" },
@@ -113,7 +119,8 @@ function runHead({ run, canSteer, address }) {
     ),
     waits,
     connection,
-    make("nav", { class: "tabs", "aria-label": "Parts of the run" }, ...links),
+    runs,
+    tabs,
   );
   let spoken = "";
   let done = "";
@@ -121,7 +128,14 @@ function runHead({ run, canSteer, address }) {
   function paint() {
     const { status } = run;
     writeConnection(connection, run);
-    if (!status) return;
+    const nothing = run.connection === "unknown" && !status;
+    for (const each of [waits, tabs]) each.hidden = nothing;
+    if (steer) steer.element.hidden = !status;
+    runs.hidden = !nothing;
+    if (!status) {
+      setText(waits, run.connection === "connecting" ? "Connecting …" : "");
+      return;
+    }
     writeRunState(badge, status.state);
     const words = progressWords(status);
     if (done !== words) {
@@ -132,6 +146,7 @@ function runHead({ run, canSteer, address }) {
       progress.replaceChildren(make("span", { text: words }), share);
     }
     setText(waits, situation(status, run.now));
+    waits.classList.toggle("fault-text", status.state === "failed");
     steer?.paint();
     const said = `${status.task}: ${status.state}, ${words}`;
     if (spoken && spoken !== said) speak(said);
@@ -144,8 +159,10 @@ function runHead({ run, canSteer, address }) {
     /** @param {string} key */
     choose: (key) => {
       links.forEach((link, at) => {
-        if (PARTS[at]?.[0] === key) link.setAttribute("aria-current", "page");
-        else link.removeAttribute("aria-current");
+        if (PARTS[at]?.[0] === key) {
+          link.setAttribute("aria-current", "page");
+          requestAnimationFrame(() => link.scrollIntoView({ block: "nearest", inline: "nearest" }));
+        } else link.removeAttribute("aria-current");
       });
     },
   };
@@ -162,7 +179,6 @@ function writeConnection(element, run) {
   if (run.connection === "lost") words = `Not connected to the coordinator; trying again.${since}`;
   else if (run.connection === "unknown") words = `No run of the task ${run.task} is served here.`;
   else if (broker) words = "The coordinator is not connected to its broker.";
-  else if (run.connection === "connecting" && !run.status) words = "Connecting …";
   setText(element, words);
 }
 
@@ -174,11 +190,12 @@ function writeConnection(element, run) {
  */
 function situation(status, now) {
   const said = [];
+  const why = waitingWords(status);
   if (status.paused) said.push(`Paused by ${status.paused.by} at ${moment(status.paused.time)}.`);
   if (status.stopping === "round") said.push("Stops after this round.");
   if (status.stopping === "now") said.push("Is stopping now.");
-  if (status.waits_for) said.push(`Waits for ${status.waits_for}.`);
+  if (why) said.push(why);
   const left = status.deadline_s === null ? 0 : status.time + status.deadline_s - now;
-  if (status.waits_for && left > 0) said.push(`It goes on in ${seconds(left)} at the latest.`);
+  if (why && left > 0) said.push(`It goes on in ${seconds(left)} at the latest.`);
   return said.join(" ");
 }

@@ -3,7 +3,7 @@
 import { Refused, read } from "../live/api.js";
 import { fill, make } from "../parts/elements.js";
 import { bar, runBadge } from "../parts/states.js";
-import { count, counted, percent } from "../parts/words.js";
+import { count, counted, deployed, level, percent } from "../parts/words.js";
 
 /** @typedef {import("../shapes.js").Status} Status */
 
@@ -67,14 +67,21 @@ function line(run) {
       make("span", { text: progressWords(run) }),
       run.rounds ? bar("Rounds done", run.committed / run.rounds) : null,
     ),
-    figure("Accuracy", percent(run.accuracy, 1)),
+    accuracyFigure(run),
     figure("Devices", `${count(present)} of ${count(known)}`),
     figure("Training", count(training)),
     make("span", {
-      class: "run-waits quiet",
-      text: run.waits_for ? `Waits for ${run.waits_for}` : "",
+      class: `run-waits ${run.state === "failed" ? "fault-text" : "quiet"}`,
+      text: waitingWords(run),
     }),
   );
+}
+
+/** Why a run does not go on, in a sentence; of a pause, its state says enough. @param {Status} run */
+export function waitingWords({ state, waits_for, paused }) {
+  if (!waits_for || (paused && waits_for.startsWith("paused"))) return "";
+  const end = /[.!?…]$/.test(waits_for) ? "" : ".";
+  return state === "failed" ? `Is down: ${waits_for}${end}` : `Waits for ${waits_for}${end}`;
 }
 
 /** @param {Status} run */
@@ -82,6 +89,13 @@ export function progressWords(run) {
   const what = run.asynchronous ? "update" : "round";
   if (!run.rounds) return counted(run.committed, what);
   return `${count(run.committed)} of ${counted(run.rounds, what)}`;
+}
+
+/** Of the level to deploy, if there is one yet. @param {Status} run */
+function accuracyFigure(run) {
+  const chosen = deployed(run);
+  if (!chosen) return figure("Accuracy", percent(run.accuracy, 1));
+  return figure(`Accuracy, level ${level(chosen.level)}`, percent(chosen.accuracy, 1));
 }
 
 /** @param {string} label @param {string} value */

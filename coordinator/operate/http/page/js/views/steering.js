@@ -4,7 +4,7 @@ import { ofRun, send } from "../live/api.js";
 import { askFor } from "../parts/dialogs.js";
 import { fill, make } from "../parts/elements.js";
 import { fail, tell } from "../parts/messages.js";
-import { plain, spaced } from "../parts/words.js";
+import { plain } from "../parts/words.js";
 
 /** @typedef {import("../live/watched_run.js").WatchedRun} WatchedRun */
 
@@ -119,7 +119,7 @@ function change(run) {
           name: "name",
           label: "Setting",
           kind: "choice",
-          choices: settings.map(([name, value]) => [name, `${spaced(name)} (now ${plain(value)})`]),
+          choices: settings.map(([name, value]) => [name, `${name} (now ${plain(value)})`]),
           value: "learning_rate",
         },
         { name: "value", label: "New value", kind: "text" },
@@ -133,7 +133,7 @@ function change(run) {
         run,
         "settings",
         { name, value },
-        `${spaced(name)} is ${value} from the next round on.`,
+        `${name} is ${value} from the next round on.`,
       );
     },
   );
