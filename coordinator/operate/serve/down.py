@@ -77,6 +77,7 @@ def _nothing(task: str) -> dict[str, Any]:
     counts = ("bytes_up", "bytes_down", "trained", "skipped", "late", "rejected")
     kinds = ("known", "present", "training", "quarantined", "paused")
     unknown = ("folder", "rounds", "started", "accuracy", "deploy", "best", "paused", "stopping")
+    unknown += ("delivery",)
     return {
         "task": task,
         "run": "",
