@@ -150,6 +150,21 @@ def test_comparison_is_at_equal_cost(
     assert main([*command[:-3], "plot.gif"]) == 2
 
 
+def test_comparison_against_a_cost_that_nobody_knows_says_so(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, unknown = made(worlds, "known", 0.5), made(worlds, "unknown", 0.3)
+    rewrite(known, with_energy(10.0))
+    rewrite(unknown, with_energy(None))
+    command = ["compare", str(known), str(unknown), "--plot", str(tmp_path / "plot.png")]
+    assert main([*command, "--against", "joules"]) == 0
+    said = capsys.readouterr().err
+    assert "joules of all devices are not known of unknown: their devices measure none" in said
+    assert "the plot leaves them out" in said
+    assert main([*command, "--against", "bytes"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_undone_rounds_are_left_out(worlds: Worlds) -> None:
     folder = made(worlds, "run", 0.2, 0.6, 0.4)
     with Run(folder) as run:
