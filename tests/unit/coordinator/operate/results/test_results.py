@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from coordinator.checksums import open_json, seal_json
 from coordinator.cli import main
 from coordinator.operate.results.comparison import amount, at_equal_cost
+from coordinator.operate.results.page import WHOLE_ROUNDS, _few
 from coordinator.operate.results.record import read_record
 from coordinator.run.folder import HISTORY, START, Run, write_json
 from coordinator.run.steering import stopped
@@ -217,6 +219,25 @@ def test_page_needs_nothing_and_escapes_what_devices_say(
     assert main(["report", str(folder), "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--out", str(out), "--force"]) == 2
+
+
+@pytest.mark.parametrize("rounds", [1, 60, 61, 90, 91, 468, 10_000])
+def test_table_of_a_long_run_shows_its_ends_and_some_rounds_between(rounds: int) -> None:
+    lines = [{"round": number} for number in range(1, rounds + 1)]
+    found, note = _few(lines)
+    numbers = [each["round"] for each in found]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) <= WHOLE_ROUNDS
+    assert numbers[0] == 1
+    assert numbers[-1] == rounds
+    if rounds <= WHOLE_ROUNDS:
+        assert (len(numbers), note) == (rounds, "")
+        return
+    assert f"{len(numbers)} of {rounds} rounds" in note
+    assert numbers[:15] == list(range(1, 16))
+    assert numbers[-15:] == list(range(rounds - 14, rounds + 1))
+    (step,) = {b - a for a, b in pairwise(numbers[14:-15])}
+    assert numbers[-15] - numbers[-16] <= step
 
 
 def test_amounts_have_units() -> None:
