@@ -169,7 +169,9 @@ class Rollout:
         `final`: no other model follows.
         """
         self._newest = round, scores, self._outlet.version, final
-        return self._begin()
+        begun = self._begin()
+        self._note(self.shown())  # who is here changes, too
+        return begun
 
     def complete(self) -> None:
         """Note that no model follows: a trial of an earlier one without answers is given up."""

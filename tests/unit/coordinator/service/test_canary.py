@@ -522,7 +522,7 @@ def test_trial_with_too_few_answers_holds_the_last_model_back_for_a_while(worlds
     assert rounds_of(world) == [1, 1, 3]  # devices that stay may still decide
 
 
-def test_end_waits_neither_for_devices_that_left_nor_if_the_run_goes_on(worlds: Worlds) -> None:
+def test_end_does_not_wait_for_devices_that_left(worlds: Worlds) -> None:
     world = world_of(worlds, rounds=1)
     commit(world)
     assert not told_end(world)
