@@ -31,7 +31,7 @@ from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-Line = Mapping[str, Any]
+HistoryLine = Mapping[str, Any]
 """A round in the history."""
 
 WHOLE_ROUNDS = 60
@@ -245,7 +245,7 @@ def _rounds(record: RunRecord) -> str:
     return said + _table(head, rows)
 
 
-def _few(lines: Sequence[Line]) -> tuple[list[Line], str]:
+def _few(lines: Sequence[HistoryLine]) -> tuple[list[HistoryLine], str]:
     """Return the rounds that the table shows, and a note if it leaves some out."""
     between = len(lines) - 2 * END_ROUNDS
     if len(lines) <= WHOLE_ROUNDS:

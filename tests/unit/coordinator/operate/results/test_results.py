@@ -46,7 +46,7 @@ def rewrite(folder: Path, change: Any) -> None:
     path.write_bytes(b"".join(seal_json(change(line)) for line in lines))
 
 
-def with_energy(joules: float) -> Any:
+def with_energy(joules: float | None) -> Any:
     """Lines as a version that measures energy writes them."""
 
     def change(line: dict[str, Any]) -> dict[str, Any]:
