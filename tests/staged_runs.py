@@ -143,6 +143,7 @@ class StagedView:
             "settings": {"rule": "ram-fed", "learning_rate": 0.1},
             "paused": None,
             "stopping": None,
+            "delivery": None,
             "sequence": self.sequence,
         } | self.state
 

@@ -33,6 +33,9 @@ SCHEMA = 1
 
 Better = Literal["lower", "higher"]
 
+MOST_NAMED = 6
+"""Most targets of a run whose met ones are printed, too."""
+
 _NAME = re.compile(r"[a-z0-9_-]+(\.[a-z0-9_-]+)+")
 _COMMON = frozenset({"schema", "figures"})
 
@@ -114,16 +117,16 @@ def render_json(figures: Sequence[Figure], data: Mapping[str, Any]) -> str:
 
 
 def print_figures(figures: Sequence[Figure], console: Console) -> None:
-    """Print which targets are met and which are not."""
+    """Print which targets are met and which are not; the met ones only if targets are few."""
     aimed = [figure for figure in figures if figure.met is not None]
     missed = [figure for figure in aimed if not figure.met]
     if aimed:
         console.print(f"{len(aimed) - len(missed)} of {len(aimed)} targets met")
-    for figure in missed:
+    for figure in aimed if len(aimed) <= MOST_NAMED else missed:
         sign = "≤" if figure.better == "lower" else "≥"
         console.print(
-            f"  not met: {figure.name} is {figure.value:.4g} {figure.unit}, "
-            f"target {sign} {figure.target:.4g} {figure.unit}",
+            f"  {'met' if figure.met else 'not met'}: {figure.name} is "
+            f"{figure.value:.4g} {figure.unit}, target {sign} {figure.target:.4g} {figure.unit}",
             highlight=False,
             soft_wrap=True,
         )

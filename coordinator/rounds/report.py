@@ -227,11 +227,15 @@ class RunTerms:
         )
 
     def __str__(self) -> str:
-        """Return the terms in words, such as `Γ* 1, S* 4 regions (12 blocks), τ 7`."""
+        """Return the terms in words, each with the papers' letter."""
+        blocks = f"{self.blocks} blocks"
+        least = blocks if self.regions is None else f"{self.regions} regions, {blocks}"
         known = [
-            None if self.coverage is None else f"Γ* {self.coverage}",
-            None if self.regions is None else f"S* {self.regions} regions ({self.blocks} blocks)",
-            None if self.staleness is None else f"τ {self.staleness}",
+            None
+            if self.coverage is None
+            else f"least coverage of a trained block {self.coverage} (Γ*)",
+            None if self.blocks is None else f"least trained in a round {least} (S*)",
+            None if self.staleness is None else f"oldest memory {self.staleness} rounds (τ)",
         ]
         return ", ".join(each for each in known if each is not None)
 

@@ -79,7 +79,7 @@ from coordinator.service.outgoing.fence import Fence, FencedError, FenceState
 from coordinator.service.outgoing.outlet import BrokerOutlet
 from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
-from coordinator.service.outgoing.rollout import Rollout
+from coordinator.service.outgoing.rollout import NO_JUDGES, Rollout
 from coordinator.service.outgoing.sending import ChunkSending
 from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
@@ -244,6 +244,11 @@ class Service:
         self._stop: threading.Event | None = None
         self._room, self._room_s = Room(self._connected_s), room_s
         self._waited, self._roomy_s = False, 0.0
+        self._ending: RoundClosed | None = None
+        """The end of the run, while devices decide on its last model and are not told of it."""
+        self._ending_due_s = 0.0
+        self._answers: tuple[int, int, bool] | None = None
+        """State of the trial when the time until then was set."""
         self._held: deque[LinkEvent | Letter] = deque()
         """Events that arrived while the disk was full, and are not handled yet."""
         self._lost_s = 0.0
@@ -362,6 +367,7 @@ class Service:
                 devices=self._trusted,
                 record=self._record,
                 wall=self._wall,
+                note=self._overview.delivery,
             )
         parts = Parts(
             store=RunOnDisk(run, journal, self._receiving, keeping),
@@ -436,16 +442,41 @@ class Service:
             return
         until = self._clock() + LINGER_S
         while (self._present or over) and not stop.is_set() and self._clock() < until:
-            if self._undecided and self._present and self._helm.stopping is None:
+            awaited = self._undecided or self._ending is not None
+            if awaited and self._present and self._helm.stopping is None:
                 until = self._clock() + LINGER_S  # they are still answering
             self._step(min(MAX_WAIT_S, max(until - self._clock(), 0.0)))
             if over and self._away_since is not None:
                 until = self._clock() + LINGER_S  # not connected yet
+        self._tell_end()
 
     @property
     def _undecided(self) -> bool:
         """True while some devices try a model for inference."""
         return self._parts.rollout is not None and self._parts.rollout.undecided
+
+    def _tell_end_if_due(self) -> None:
+        """Tell devices that the run is over, once they have decided on its last model.
+
+        Those without `stay` then leave with the model that is delivered. It does not wait for ever:
+        not for devices that do not answer, nor if there are none, nor if the run is to stop.
+        """
+        rollout = self._parts.rollout
+        if self._ending is None or rollout is None:
+            return
+        trial = rollout.state.trial
+        seen = None if trial is None else (trial.round, len(trial.votes), rollout.judged)
+        if seen != self._answers:
+            self._answers, self._ending_due_s = seen, self._clock() + rollout.patience_s
+        waits = trial is not None and self._present and self._helm.stopping is None
+        if not waits or (self._clock() >= self._ending_due_s and not rollout.skip_ahead()):
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """Tell devices that the run is over, if they were not told yet."""
+        over, self._ending = self._ending, None
+        if over is not None:
+            self._announce(over)
 
     def _step(self, wait_s: float) -> None:
         now = self._clock()
@@ -513,6 +544,7 @@ class Service:
             self._proceed()
         if self._parts.rollout is not None and self._fence.in_charge:
             self._parts.rollout.tick()
+            self._tell_end_if_due()
         self._requests.serve(self)
         if self._helm.broken is not None:
             raise self._helm.broken
@@ -996,16 +1028,14 @@ class Service:
             match each:
                 case events.Broadcast(RoundClosed()) if not self.finished:
                     pass  # The next opening implies it; a closing alone would mean the run's end.
+                case events.Broadcast(RoundClosed() as message) if self._undecided:
+                    if self._parts.rollout is not None:
+                        self._parts.rollout.complete()
+                    self._ending, self._answers = message, None
+                    log.info("the run is complete; devices decide on its last model first")
                 case events.Broadcast(message):
-                    log.info(
-                        "round %d %s",
-                        message.round,
-                        _news(message),
-                        extra={"facts": {"event": "round", "round": message.round}},
-                    )
-                    surveys = isinstance(message, Survey)
-                    self._inbox.max_bytes = self._finding_bytes if surveys else MAX_MESSAGE_BYTES
-                    self._publisher.say_round(replace(message, run=run))
+                    self._ending = None
+                    self._announce(message)
                 case events.Send(_, RoundOpen(round=round)) if isinstance(
                     self._course, RoundsCourse
                 ) and not self._course.config.invites(round):
@@ -1014,6 +1044,19 @@ class Service:
                     self._tell(device, replace(message, run=run))
                 case events.Accept(offer):
                     self._accept(offer)
+
+    def _announce(self, message: RoundOpen | RoundClosed | Survey) -> None:
+        """Tell all devices of a round, or that the run is over."""
+        extra = {"facts": {"event": "round", "round": message.round}}
+        log.info("round %d %s", message.round, _news(message), extra=extra)
+        surveys = isinstance(message, Survey)
+        self._inbox.max_bytes = self._finding_bytes if surveys else MAX_MESSAGE_BYTES
+        self._publisher.say_round(replace(message, run=self._run.about.run))
+        rollout = self._parts.rollout
+        if isinstance(message, RoundClosed) and rollout is not None and not rollout.judged:
+            words = f"the run is complete, but {NO_JUDGES}"
+            log.warning("delivery: %s", words, extra={"facts": {"event": "canary"}})
+            self._record({"time": round(self._wall(), 3), "event": words})
 
     def _tell(self, device: str, message: ControlMessage | Credit) -> None:
         self._sending.say(self._topics.down_control(device), message)

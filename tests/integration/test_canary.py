@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import re
+import threading
 import time
 from contextlib import ExitStack
 from functools import partial
@@ -117,3 +118,46 @@ def test_worse_model_is_rolled_back_on_the_devices_that_tried_it(
     tried = {int(each) for each in ready} - set(first)
     assert tried, "nobody had a later model"
     assert ready.count(str(first[0])) > len(NAMES), "nobody returned to the first one"
+
+
+@pytest.mark.skipif("mosquitto" not in available(), reason="needs mosquitto")
+def test_devices_that_leave_at_the_end_of_a_run_have_its_last_model(
+    task: Task,  # noqa: F811
+    saved: SavedModel,  # noqa: F811
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """They judge late, so the last model is made while an earlier one is on trial."""
+    monkeypatch.setattr("edge_sdk.device.service.training_thread.DELIVERY_S", 1.0)
+    monkeypatch.setattr("edge_sdk.device.service.training_thread.RETRY_S", 0.05)
+    monkeypatch.setattr("edge_sdk.device.delivering.judge", lambda *_: Judgement(0.5, 1.0))
+    folder, names = tmp_path / "run", NAMES[:2]
+    create_run(folder, ABOUT, saved)
+    config = ServiceConfig(
+        machine=rounds(task, rounds=4, min_devices=2, min_participants=2),
+        down=Encoding(),
+        keeping=Keeping(),
+        chunk_bytes=1024,
+        canary=CanarySettings(share=0.5, min_devices=1),
+    )
+    random = np.random.default_rng(5)
+    with ExitStack() as stack:
+        broker = stack.enter_context(embedded_broker(tmp_path / "broker", kind="mosquitto"))
+        threads = [
+            stack.enter_context(
+                device(
+                    configured(name, tmp_path / name, broker, evaluate_every=2),
+                    random_data(random, 20),
+                )
+            )
+            for name in names
+        ]
+        run = stack.enter_context(Run(folder))
+        service = Service(run, config, open_link=partial(open_link, broker))
+        service.serve(threading.Event())
+        for thread in threads:
+            thread.join(HANGS_S)
+            assert not thread.is_alive()
+        service.close()
+    paths = [tmp_path / name / ABOUT.task / name / "model.bin" for name in names]
+    assert [read_delivered(path).round for path in paths] == [4, 4]

@@ -52,6 +52,7 @@ def status_table(status: Shown) -> RenderableType:
         ("levels", _counts(status["levels"], lambda level: f"{float(level):.0%}")),
         ("skips", _counts(status["skips"], str)),
         ("accuracy", _accuracy(status)),
+        ("delivery", _delivery(status)),
         ("in all", _totals(status["totals"])),
     ]
     if status["started"] is not None:
@@ -305,6 +306,21 @@ def _accuracy(status: Shown) -> str | None:
     if best is not None:
         words += f"; best {best['accuracy']:.2%} (level {best['level']:.0%}, round {best['round']})"
     return words
+
+
+def _delivery(status: Shown) -> str | None:
+    found = status["delivery"]
+    if found is None:
+        return None
+    has = "no model yet" if found["promoted"] is None else f"the model of round {found['promoted']}"
+    words = f"devices have {has}"
+    if found["round"] is not None:
+        since = _span(max(0.0, status["time"] - found["since"]))
+        words += (
+            f"; that of round {found['round']} is on trial for {since}, "
+            f"{found['answers']} of {found['members']} answers"
+        )
+    return words if found["advice"] is None else f"{words}; {found['advice']}"
 
 
 def _totals(totals: Shown) -> str:

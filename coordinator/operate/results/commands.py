@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -117,7 +118,13 @@ def _runs(arguments: argparse.Namespace) -> int:
 
 
 def _compare(arguments: argparse.Namespace) -> int:
-    from coordinator.operate.results.comparison import compare, lines_of, save_comparison, table
+    from coordinator.operate.results.comparison import (
+        compare,
+        lines_of,
+        save_comparison,
+        table,
+        unknown_cost,
+    )
     from coordinator.operate.results.record import read_record
 
     plot: Path | None = arguments.plot
@@ -130,6 +137,10 @@ def _compare(arguments: argparse.Namespace) -> int:
         print(json.dumps(compare(records)))
     else:
         print(*lines_of(table(records)), sep="\n")
+    unknown = unknown_cost(records, arguments.against)
+    if unknown is not None:
+        left = "" if plot is None else "; the plot leaves them out"
+        print(f"--against {arguments.against}: {unknown}{left}", file=sys.stderr)
     if plot is not None:
         save_comparison(records, plot, arguments.against)
         if not arguments.json:

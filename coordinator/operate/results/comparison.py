@@ -63,6 +63,16 @@ def at_equal_cost(
     return least, [None if each is None else each.accuracy for each in found]
 
 
+def unknown_cost(records: Sequence[RunRecord], cost: CostName) -> str | None:
+    """Tell which runs have no such cost in their history; None: all have."""
+    names = zip(names_of(records), records, strict=True)
+    without = [name for name, each in names if total(each, cost) is None]
+    if not without:
+        return None
+    why = ": their devices measure none" if cost == "joules" else ""
+    return f"{LABELS[cost]} are not known of {', '.join(without)}{why}"
+
+
 def compare(records: Sequence[RunRecord]) -> dict[str, Any]:
     """Return the comparison as JSON values."""
     equal = {}

@@ -6,7 +6,8 @@ Everything that devices say is escaped. A run that did not change gives the same
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timezone
 from functools import partial
 from html import escape
@@ -30,8 +31,13 @@ from edge_sdk.protocol.errors import ProtocolError
 from edge_sdk.protocol.plan.codec import decode_plan
 from edge_sdk.protocol.plan.plan import ModelPlan
 
-MAX_ROUNDS = 500
-"""Most rounds in the table; of more, the first ones are left out."""
+HistoryLine = Mapping[str, Any]
+"""A round in the history."""
+
+WHOLE_ROUNDS = 60
+"""Most rounds of which the table shows every one."""
+END_ROUNDS = 15
+"""First and last rounds that the table of a longer run shows; of those between, every n-th."""
 MAX_TENSORS = 400
 """Most rows of the map."""
 STYLE = """
@@ -214,7 +220,7 @@ def _skips(record: RunRecord) -> str:
 
 
 def _rounds(record: RunRecord) -> str:
-    lines = record.lines[-MAX_ROUNDS:]
+    lines, said = _few(record.lines)
     head = ("round", "accuracy", "trained", "seconds", "energy", "up", "down", "least coverage")
     rows = []
     for line in lines:
@@ -236,9 +242,23 @@ def _rounds(record: RunRecord) -> str:
         )
     if not rows:
         return "<p>No round was committed.</p>"
-    left = len(record.lines) - len(rows)
-    said = f"<p>The first {left} rounds are left out.</p>" if left else ""
     return said + _table(head, rows)
+
+
+def _few(lines: Sequence[HistoryLine]) -> tuple[list[HistoryLine], str]:
+    """Return the rounds that the table shows, and a note if it leaves some out."""
+    between = len(lines) - 2 * END_ROUNDS
+    if len(lines) <= WHOLE_ROUNDS:
+        return list(lines), ""
+    step = math.ceil(between / (WHOLE_ROUNDS - 2 * END_ROUNDS))
+    last = len(lines) - END_ROUNDS
+    found = [*lines[:END_ROUNDS], *lines[END_ROUNDS + step - 1 : last : step], *lines[last:]]
+    note = (
+        f"<p>{len(found)} of {len(lines)} rounds: the first and the last {END_ROUNDS}, and every "
+        f"{step}{'nd' if step == 2 else 'rd' if step == 3 else 'th'} between. "
+        "<code>tessera-coordinator history</code> tells all.</p>"
+    )
+    return found, note
 
 
 def _news(record: RunRecord) -> str:

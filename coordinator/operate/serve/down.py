@@ -76,7 +76,10 @@ def _nothing(task: str) -> dict[str, Any]:
     """Return the status of a run of which nothing is known."""
     counts = ("bytes_up", "bytes_down", "trained", "skipped", "late", "rejected")
     kinds = ("known", "present", "training", "quarantined", "paused")
-    unknown = ("folder", "rounds", "started", "accuracy", "deploy", "best", "paused", "stopping")
+    unknown = (
+        *("folder", "rounds", "started", "accuracy", "deploy", "best", "paused", "stopping"),
+        "delivery",
+    )
     return {
         "task": task,
         "run": "",

@@ -556,6 +556,12 @@ def start_report(
         yield f"{'' if number else 'levels':10} {sentence}"
     if advice := fragment_advice(machine.masks, plan):
         yield f"fragments  warning: {advice}"
+    if config.delivery.share is not None:
+        yield (
+            f"delivery   {config.delivery.share:.0%} of the devices try a new model first, at "
+            f"least {config.delivery.min_devices}; only those with `evaluate_every` and `deliver = "
+            '"latest"` in device.toml can judge it'
+        )
     yield f"screening  {screening(machine)}"
     if isinstance(machine, RoundsConfig) and config.run.robust is None and not config.run.recipe:
         yield (

@@ -183,6 +183,20 @@ def ended(state: CanaryState, verdict: CanaryVerdict) -> CanaryState:
     return replace(after, promoted=trial.round, best=best)
 
 
+def shown_trial(state: CanaryState, judges: int, advice: str | None = None) -> dict[str, Any]:
+    """Return what operators see; `judges` devices are here that can judge a model."""
+    trial = state.trial
+    return {
+        "round": None if trial is None else trial.round,
+        "since": None if trial is None else trial.since,
+        "answers": 0 if trial is None else len(trial.votes),
+        "members": 0 if trial is None else trial.members,
+        "promoted": state.promoted,
+        "judges": judges,
+        "advice": advice,
+    }
+
+
 def pack_state(state: CanaryState) -> dict[str, Any]:
     """Write the state as JSON values. Inverse of `unpack_state`."""
     trial = state.trial

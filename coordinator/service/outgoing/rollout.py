@@ -19,7 +19,7 @@ from typing import Any
 from coordinator.aggregate.model import GlobalModel
 from coordinator.checksums import DamagedBytes, open_json
 from coordinator.run.errors import RunError, repair_advice
-from coordinator.run.folder import Checkpoint, write_json
+from coordinator.run.folder import DELIVERY, Checkpoint, write_json
 from coordinator.service.outgoing import canary
 from coordinator.service.outgoing.canary import CanarySettings, CanaryState, CanaryVerdict
 from coordinator.service.outgoing.outlet import BrokerOutlet
@@ -32,6 +32,16 @@ log = logging.getLogger(__name__)
 LATEST: tuple[Choice, ...] = ("latest",)
 LATEST_AND_BEST: tuple[Choice, ...] = ("latest", "best")
 TRIAL: tuple[Choice, ...] = ("canary",)
+
+ANSWERS_S = 150.0
+"""Seconds without an answer after which a complete run lets its devices go: a device fetches a
+model for inference at most once a minute."""
+UNHEARD_S = 20.0
+"""The same if no device here has judged anything yet: perhaps no owner allows it."""
+NO_JUDGES = (
+    "no device here has judged a model yet, so nobody decides on the trial: set `evaluate_every` "
+    'and `deliver = "latest"` in device.toml of some devices'
+)
 
 Deliverable = Callable[[LevelScores, Any], LevelScores]
 """Returns the levels that can be delivered, as `Parts.trained`."""
@@ -50,18 +60,22 @@ class Rollout:
         devices: Callable[[], Collection[str]],
         record: Callable[[Mapping[str, Any]], None],
         wall: Callable[[], float],
+        note: Callable[[Mapping[str, Any]], None] = lambda _: None,
     ) -> None:
-        """`devices` returns those that are present and trusted, `record` appends to the history.
+        """`devices` returns those that are present and trusted, `record` appends to the history,
+        and `note` takes what operators see (`shown`) after every change.
 
         Raises `RunError` if the state cannot be read.
         """
         self._settings, self._path, self._run = settings, path, run
         self._outlet, self._devices, self._record, self._wall = outlet, devices, record, wall
+        self._note = note
         self._able: set[str] = set()
         """Devices that sent an evaluation since the start: their owners allow that."""
         self._newest: tuple[int, LevelScores, int, bool] | None = None
         """The newest model without a trial: its round, scores and version; True: none follows."""
         self.state, self._line = _read(path)
+        self._note(self.shown())
 
     @property
     def rounds(self) -> frozenset[int]:
@@ -72,6 +86,24 @@ class Rollout:
     def undecided(self) -> bool:
         """True while a model is tried."""
         return self.state.trial is not None
+
+    @property
+    def patience_s(self) -> float:
+        """Seconds without an answer that a complete run waits for the decision on its model."""
+        if not self.undecided:
+            return 0.0
+        return ANSWERS_S if self._able & set(self._devices()) else UNHEARD_S
+
+    @property
+    def judged(self) -> bool:
+        """True if any device has judged a model since the start."""
+        return bool(self._able)
+
+    def shown(self) -> dict[str, Any]:
+        """Return what operators see."""
+        judges = len(self._able & set(self._devices()))
+        stuck = self.undecided and not judges
+        return canary.shown_trial(self.state, judges, NO_JUDGES if stuck else None)
 
     # -- starts -------------------------------------------------------------------------------
 
@@ -137,11 +169,31 @@ class Rollout:
         `final`: no other model follows.
         """
         self._newest = round, scores, self._outlet.version, final
+        begun = self._begin()
+        self._note(self.shown())  # who is here changes, too
+        return begun
+
+    def complete(self) -> None:
+        """Note that no model follows: a trial of an earlier one without answers is given up."""
+        if self.state.trial is not None and not self.state.trial.votes:
+            self.skip_ahead()
+
+    def skip_ahead(self) -> bool:
+        """Give up a trial for the newest model, if that is a later one; True if its trial began."""
+        if self._newest is None or self.state.trial is None:
+            return False
+        round, scores, version, _ = self._newest
+        if version != self._outlet.version or not scores.levels or round <= self.state.trial.round:
+            return False
+        words = f"given up for the model of round {round}, as answers do not come"
+        self._end(CanaryVerdict(promoted=False, words=words))
         return self._begin()
 
     def heard(self, device: str, found: Evaluation) -> None:
         """Note a device's evaluation, of a model that it tries or of the round's."""
-        self._able.add(device)
+        if device not in self._able:
+            self._able.add(device)
+            self._note(self.shown())
         if not found.canary or device not in self._devices():
             return
         after = canary.vote(self._settings, self.state, self._run, device, found)
@@ -195,6 +247,8 @@ class Rollout:
             self._keep(before, last)  # no level is ready, or it is not published: the next one
             return False
         self._tell()
+        if not self._able:
+            log.warning("delivery: %s", NO_JUDGES, extra={"facts": {"event": "canary"}})
         return True
 
     def _end(self, verdict: CanaryVerdict) -> None:
@@ -239,6 +293,7 @@ class Rollout:
         """Write the state to disk."""
         write_json(self._path, {"state": canary.pack_state(state), "line": line})
         self.state, self._line = state, line
+        self._note(self.shown())
 
 
 def _milliseconds(seconds: float) -> float:
@@ -249,6 +304,15 @@ def _milliseconds(seconds: float) -> float:
 def _entry(line: Mapping[str, Any]) -> dict[str, Any]:
     """Return a line of history."""
     return {"time": line["time"], "event": line["words"], "canary": dict(line)}
+
+
+def read_trial(folder: Path) -> dict[str, Any] | None:
+    """Return what operators see of a run that is not served; None: it tries no models.
+
+    Raises `RunError` if that cannot be read.
+    """
+    path = folder / DELIVERY
+    return canary.shown_trial(_read(path)[0], 0) if path.exists() else None
 
 
 def _read(path: Path) -> tuple[CanaryState, Mapping[str, Any] | None]:

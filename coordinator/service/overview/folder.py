@@ -22,6 +22,7 @@ from coordinator.run.folder import (
     read_history,
 )
 from coordinator.run.steering.orders import Steered, read_steered
+from coordinator.service.outgoing.rollout import read_trial
 from coordinator.service.overview.facts import RunFacts, facts_of, kept_facts
 from coordinator.service.overview.overview import Overview
 from coordinator.task.saved_model import read_plan
@@ -56,6 +57,13 @@ def overview_of(folder: Path) -> Overview:
         overview.known(checkpoint.devices)
         overview.model(checkpoint.fleet, checkpoint.round)
     overview.at("", read_counters(folder).opened, None)
+    try:
+        trial = read_trial(folder)
+    except RunError as error:
+        log.warning("the overview lacks the trial of a model: %s", error)
+    else:
+        if trial is not None:
+            overview.delivery(trial)
     steered = _steered(folder)
     if steered.paused is not None:
         overview.paused(steered.paused.by, steered.paused.time)

@@ -90,3 +90,6 @@ class Onlooker:
 
     def stopping(self, when: str | None) -> None:
         """The run was told to stop: after the `round`, or `now`; None: no longer."""
+
+    def delivery(self, found: Mapping[str, Any]) -> None:
+        """The trial of a model for inference by some devices: see docs/operate.md."""

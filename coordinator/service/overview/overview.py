@@ -120,6 +120,7 @@ class Overview(Onlooker):
         self._finished = False
         self._pause: OverviewRow | None = None
         self._stopping: str | None = None
+        self._delivery: dict[str, Any] | None = None
         with self._lock:
             for entry in history:
                 self._fold(entry)
@@ -179,6 +180,7 @@ class Overview(Onlooker):
                 "settings": dict(facts.settings),
                 "paused": self._pause,
                 "stopping": self._stopping,
+                "delivery": self._delivery,
                 "sequence": self._sequence,
             }
         return {**found, **_counts(rows, facts.asynchronous)}
@@ -439,6 +441,13 @@ class Overview(Onlooker):
         with self._lock:
             self._stopping = when
             self._change()
+
+    def delivery(self, found: Mapping[str, Any]) -> None:
+        """See `Onlooker`."""
+        with self._lock:
+            if found != self._delivery:
+                self._delivery = dict(found)
+                self._change()
 
     @property
     def facts(self) -> RunFacts:

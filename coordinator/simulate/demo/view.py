@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib.metadata import version
@@ -27,8 +28,14 @@ SCHEMA = 4
 RECENT_ROUNDS = 8
 FRAME_LINES = 8
 """Lines of the live view that are neither a round nor a device."""
+WIDE = 110
+"""Columns from which on a device's reason has a place beside its numbers in the summary."""
 ROUND_COLUMNS = 78
 """Columns of a round without its devices."""
+
+
+LIVE_COLUMNS = {"battery": 7, "level": 5, "s": 5, "J": 5}
+"""Numbers of a device in the live view, and their columns."""
 
 
 def watch(demo: AnyDemo, console: Console) -> None:
@@ -86,7 +93,10 @@ def summarise(
     console.print(_scenario(demo), markup=False, highlight=False)
     console.print(_levels(demo))
     console.print(_comparison(demo, full))
-    console.print(_totals(demo))
+    wide = console.width >= WIDE
+    console.print(_totals(demo, wide=wide))
+    if not wide:
+        console.print(_reasons(demo))
 
 
 def save_plot(demo: AnyDemo, path: Path) -> None:
@@ -120,7 +130,8 @@ def screen(demo: AnyDemo, width: int, height: int) -> Group:
     """Show the newest rounds and each device's reason, sized to fit the terminal."""
     last = demo.rounds[-1]
     devices = last.report.devices[: max(1, height - FRAME_LINES - 3)]
-    room = height - FRAME_LINES - len(devices)
+    why = _why(devices, width, most=height - FRAME_LINES - 1)
+    room = height - FRAME_LINES - sum(each.plain.count("\n") + 1 for each in why)
     wide = width >= ROUND_COLUMNS + 5 * len(last.report.devices)
     table = Table(title=f"Round {last.report.round} of {demo.config.rounds}", title_justify="left")
     for heading in ("round", "accuracy", "coverage_min", "energy saved", "bytes saved"):
@@ -136,21 +147,31 @@ def screen(demo: AnyDemo, width: int, height: int) -> Group:
             f"{_mega(done.full_bytes - done.bytes_moved)} of {_mega(done.full_bytes)}",
             *([Text(" ").join(_mark(d) for d in done.report.devices)] if wide else []),
         )
-    now = Table(box=None, padding=(0, 2, 0, 0))
+    now = Table(box=None, padding=(0, 1, 0, 0))
     now.add_column("device", no_wrap=True)
-    for heading in ("battery", "level", "seconds", "joules"):
-        now.add_column(heading, justify="right", no_wrap=True)
-    now.add_column("why")
-    for device, lived in zip(devices, last.lived, strict=False):
+    for heading, size in LIVE_COLUMNS.items():
+        now.add_column(heading, justify="right", no_wrap=True, min_width=size)
+    now.add_column("why", no_wrap=True)
+    for device, lived, reason in zip(devices, last.lived, why, strict=False):
         now.add_row(
             device.device,
             _percent(lived.percent),
             _mark(device),
             f"{lived.train_s:.0f}",
             "–" if lived.joules is None else f"{lived.joules:.0f}",
-            _cut(device.reason),
+            reason,
         )
     return Group(table, now, Text(_scenario(demo), style="dim", no_wrap=True, overflow="ellipsis"))
+
+
+def _why(devices: Sequence[DeviceRound], width: int, most: int) -> list[Text]:
+    """Return the devices' reasons, on several lines if all of them fit into `most` lines."""
+    names = max(len(each.device) for each in devices)
+    left = max(20, width - names - 2 - sum(size + 1 for size in LIVE_COLUMNS.values()))
+    whole = [Text("\n".join(textwrap.wrap(each.reason, left))) for each in devices]
+    if sum(each.plain.count("\n") + 1 for each in whole) <= most:
+        return whole
+    return [_cut(each.reason) for each in devices]
 
 
 def _scenario(demo: AnyDemo) -> str:
@@ -258,12 +279,24 @@ def _too_late(demo: AnyDemo) -> int:
     )
 
 
-def _totals(demo: AnyDemo) -> Table:
-    table = Table(box=None, padding=(0, 2, 0, 0))
+def _reasons(demo: AnyDemo) -> Table:
+    """Show each device's last reason, whole."""
+    table = Table(box=None, padding=(0, 1, 0, 0))
+    table.add_column("device", no_wrap=True)
+    table.add_column("last reason")
+    last = {each.device: each.reason for each in demo.rounds[-1].report.devices}
+    for name in sorted(last):
+        table.add_row(name, Text(last[name]))
+    return table
+
+
+def _totals(demo: AnyDemo, *, wide: bool) -> Table:
+    table = Table(box=None, padding=(0, 2 if wide else 1, 0, 0))
     table.add_column("device", no_wrap=True)
     for heading in ("levels", "trained", "skipped", "MB", "seconds", "kJ", "battery"):
         table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("last reason")
+    if wide:
+        table.add_column("last reason")
     for name in sorted({entry.device for entry in demo.rounds[-1].report.devices}):
         history = [
             (entry, lived)
@@ -284,7 +317,7 @@ def _totals(demo: AnyDemo) -> Table:
             f"{sum(lived.train_s for _, lived in history):.0f}",
             f"{sum(joules) / 1e3:.1f}" if joules else "–",
             "mains" if first is None else f"{_percent(first)} → {_percent(last)}",
-            _cut(history[-1][0].reason),
+            *([_cut(history[-1][0].reason)] if wide else []),
         )
     return table
 

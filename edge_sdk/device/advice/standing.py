@@ -194,7 +194,8 @@ def _task_lines(standing: dict[str, Any], task: dict[str, Any], now: float) -> I
         state = words if standing["running"] else "not connected"
         yield _row("broker", f"{broker['address']}: {state}; session {task['session']}")
     if (error := task["error"]) is not None:
-        yield _row("last error", f"{error.get('words')} ({ago(error.get('time'), now)} ago)")
+        when = f"{clock(error.get('time'))}, {ago(error.get('time'), now)} ago"
+        yield _row("last error", f"{error.get('words')} ({when}; no round since)")
 
 
 def _end(task: dict[str, Any], now: float) -> str:

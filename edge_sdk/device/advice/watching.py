@@ -137,7 +137,9 @@ def _task(
         why = f": {each['reason']}" if each.get("reason") else ""
         yield ViewLine(f"  round {each['round']} {each.get('outcome')}{why}")
     if (error := task["error"]) is not None:
-        yield ViewLine(f"  {error.get('words')} ({ago(error.get('time'), now)} ago)", "yellow")
+        yield ViewLine(
+            f"  {error.get('words')} ({ago(error.get('time'), now)} ago; no round since)", "yellow"
+        )
 
 
 def _bar(

@@ -15,7 +15,7 @@ import json
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import datetime
 from pathlib import Path
 from threading import RLock
@@ -40,6 +40,9 @@ ROW: dict[str, Any] = {
     **{"outcome": None, "loss": None, "train_s": None},
 }
 """A round: `outcome` is `waits` from the movement to its receipt, then that of the receipt."""
+
+FAILURES = frozenset({"failed", "data", "plan"})
+"""Codes of skips that tell of an error."""
 
 T = TypeVar("T")
 
@@ -148,6 +151,8 @@ class Logbook:
             if bid.level is None and row["outcome"] is None:
                 self._counts["skipped"] += row["code"] is None or row["level"] is not None
             row.update(told)
+            if bid.level is None and bid.code not in FAILURES:
+                self._had_round(row)
             self.save()
 
     def made(self, movement: Movement) -> None:
@@ -156,6 +161,7 @@ class Logbook:
             self._counts["trained"] += 1
             row = self._row(movement.round)
             row.update(outcome="waits", loss=movement.loss, train_s=movement.train_s)
+            self._had_round(row)
             self.save()
 
     def receipt(self, receipt: Receipt) -> None:
@@ -241,6 +247,12 @@ class Logbook:
         if not self._run or self._coordinator is False:
             return "waiting for the coordinator"
         return "resting"
+
+    def _had_round(self, row: Mapping[str, Any]) -> None:
+        """Drop an error from before a round that was trained, or skipped for no failure."""
+        noted = None if self._error is None else self._error.get("time")
+        if isinstance(noted, int | float) and noted < row["time"]:
+            self._error = None
 
     def _row(self, round: int) -> dict[str, Any]:
         row: dict[str, Any]

@@ -144,8 +144,8 @@ class Api:
         order = Parameter("sort", "A key of the rows; - before it turns it round.", False)
         wanted = Parameter(
             "filter",
-            "Terms with commas between them, all of which must fit: `KEY:VALUE`, `KEY<NUMBER`, "
-            "`KEY>NUMBER`, `label.NAME:VALUE`, or a part of the device's name.",
+            "Terms with commas between them, all of which must fit: `KEY=VALUE` (or `KEY:VALUE`), "
+            "`KEY<NUMBER`, `KEY>NUMBER`, `label.NAME=VALUE`, or a part of the device's name.",
             False,
         )
         last = Parameter("rounds", "Number of rounds; 60 if it is missing.")

@@ -2,10 +2,11 @@
 
 A filter has terms with commas between them, and a row fits if it fits all:
 
-    state:training,battery<0.3,label.site:berlin,pixel
+    state=training,battery<0.3,label.site=berlin,pixel
 
-`KEY:VALUE` wants that very value, `KEY<NUMBER` and `KEY>NUMBER` compare, and a bare word is looked
-for in the device's name. Unknown values (null) fit `KEY:null` alone, and are sorted last.
+`KEY=VALUE`, or `KEY:VALUE`, wants that very value, `KEY<NUMBER` and `KEY>NUMBER` compare, and a
+bare word is looked for in the device's name. Unknown values (null) fit `KEY=null` and `KEY=none`
+alone, and are sorted last.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from edge_sdk.program.settings.reader import nearest
 
 DeviceRow = dict[str, Any]
 
-_TERM = re.compile(r"(?P<key>[a-z][a-z_]*(?:\.[^:<>,]+)?)(?P<sign>[:<>])(?P<value>.*)", re.DOTALL)
+_TERM = re.compile(r"(?P<key>[a-z][a-z_]*(?:\.[^:=<>,]+)?)(?P<sign>[:=<>])(?P<value>.*)", re.DOTALL)
 _LABEL = "label."
 
 
@@ -51,8 +52,8 @@ def _test(term: str, known: list[str]) -> Callable[[DeviceRow], bool]:
         return lambda row: term.lower() in str(row["device"]).lower()
     key, sign, value = match["key"], match["sign"], match["value"]
     _check(key, known, "filter")
-    if sign == ":":
-        return lambda row: _text(_value(row, key)) == value
+    if sign in ":=":
+        return lambda row: value in _texts(_value(row, key))
     try:
         bound = float(value)
     except ValueError as error:
@@ -85,6 +86,11 @@ def _value(row: DeviceRow, key: str) -> Any:
 
 def _text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value)
+
+
+def _texts(value: Any) -> tuple[str, ...]:
+    """Return the words for a value; the commands say `none` where JSON says null."""
+    return ("null", "none") if value is None else (_text(value),)
 
 
 def _comparable(value: Any) -> tuple[bool, float, str]:

@@ -124,6 +124,18 @@ _STATUS = _object(
     settings=_is("object", "Settings of the present round."),
     paused=_maybe(_object(by=_text, time=_time)),
     stopping=_maybe(_is("string", enum=["round", "now"])),
+    delivery=_maybe(
+        _object(
+            "Trial of a model for inference by some devices; null without `[delivery]`.",
+            round=_maybe(_is("integer", "Round of the model on trial; null: there is none.")),
+            since=_maybe(_time),
+            answers=_count,
+            members=_is("integer", "Devices that are expected to answer.", minimum=0),
+            promoted=_maybe(_is("integer", "Round of the model that all devices get.")),
+            judges=_is("integer", "Devices here that have judged a model.", minimum=0),
+            advice=_maybe(_is("string", "What to set, if nobody can judge the trial.")),
+        )
+    ),
     sequence=_is("integer", "Grows with every change.", minimum=0),
 )
 

@@ -10,7 +10,15 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from benchmarks.report.figures import SCHEMA, Better, Figure, FigureError, print_figures, write_json
+from benchmarks.report.figures import (
+    MOST_NAMED,
+    SCHEMA,
+    Better,
+    Figure,
+    FigureError,
+    print_figures,
+    write_json,
+)
 
 GOOD: dict[str, Any] = {"name": "step.cnn.50.over_macs", "value": 1.25, "unit": "×", "target": 1.5}
 
@@ -88,7 +96,7 @@ def test_json_that_nobody_could_read_back_is_not_written(
     assert not path.exists()
 
 
-def test_printed_figures_name_exactly_the_missed_targets() -> None:
+def test_printed_figures_name_few_targets_met_or_not() -> None:
     console = Console(width=40)
     figures = [
         Figure(name="a.missed", value=2.0, unit="MB", target=1.0),
@@ -101,5 +109,18 @@ def test_printed_figures_name_exactly_the_missed_targets() -> None:
     assert captured.get().splitlines() == [
         "1 of 3 targets met",
         "  not met: a.missed is 2 MB, target ≤ 1 MB",
+        "  met: a.met is 0.5 MB, target ≤ 1 MB",
         "  not met: a.slow is 2 Hz, target ≥ 3 Hz",
+    ]
+
+
+def test_printed_figures_name_only_missed_targets_of_many() -> None:
+    console = Console(width=40)
+    met = [Figure(name=f"a.n{n}", value=1.0, unit="s", target=1.0) for n in range(MOST_NAMED)]
+    missed = Figure(name="a.missed", value=2.0, unit="MB", target=1.0)
+    with console.capture() as captured:
+        print_figures([*met, missed], console)
+    assert captured.get().splitlines() == [
+        "6 of 7 targets met",
+        "  not met: a.missed is 2 MB, target ≤ 1 MB",
     ]

@@ -22,7 +22,10 @@ def test_terms_are_the_least_coverage_and_regions_and_the_oldest_memory() -> Non
     lines = [line(1, 3, 20, 8, None), line(2, 2, 12, 6, 4), line(3, 5, 16, 7, 1)]
     terms = run_terms(lines)
     assert terms == RunTerms(coverage=2, blocks=12, regions=6, staleness=4)
-    assert str(terms) == "Γ* 2, S* 6 regions (12 blocks), τ 4"
+    assert str(terms) == (
+        "least coverage of a trained block 2 (Γ*), least trained in a round 6 regions, "
+        "12 blocks (S*), oldest memory 4 rounds (τ)"
+    )
     assert str(run_terms([])) == ""
 
 

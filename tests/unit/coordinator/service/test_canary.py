@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import io
 import threading
 from dataclasses import replace
 from itertools import count
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coordinator.aggregate.rules.fed_raa import FedAsync
 from coordinator.masks import make_masks
+from coordinator.operate.control.tables import status_table
 from coordinator.operate.serve.serving import is_quiet
 from coordinator.run.folder import DELIVERY, Run, RunError, checkpoint_rounds, read_result
 from coordinator.run.history import news_of
@@ -27,10 +30,14 @@ from coordinator.service.outgoing.canary import (
     verdict,
     vote,
 )
+from coordinator.service.outgoing.rollout import ANSWERS_S, NO_JUDGES, UNHEARD_S
+from coordinator.service.overview.folder import overview_of
 from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.delivery import ModelNotice, canary_draw
+from edge_sdk.protocol.messages.round import RoundClosed
 from edge_sdk.protocol.messages.transfer import MAX_LOSS, Evaluation
 from tests.unit.coordinator.service.service_world import (
+    TOPICS,
     World,
     Worlds,
     fragments_config,
@@ -458,3 +465,107 @@ def test_devices_that_may_not_take_part_are_no_members_of_a_trial(worlds: Worlds
     world.devices[0].tell(answer("one", 1, 0.8, None))
     world.settle()
     assert told(world)[:2] == ["started", "promoted"]
+
+
+# -- the end of a run ----------------------------------------------------------------------------
+
+
+def told_end(world: World) -> bool:
+    return isinstance(world.retained(TOPICS.round), RoundClosed)
+
+
+def test_devices_learn_of_the_end_once_the_last_model_is_promoted(worlds: Worlds) -> None:
+    """Else those without `stay` leave with an earlier model."""
+    world = world_of(worlds, rounds=2)
+    commit(world)
+    answers(world, 0.1, None)
+    commit(world)
+    assert world.service.finished
+    assert rounds_of(world) == [1, 1, 2]
+    assert not told_end(world)
+    answers(world, 0.9)
+    assert rounds_of(world)[0] == 2
+    assert told_end(world)
+
+
+def test_trial_without_answers_is_given_up_for_the_last_model(worlds: Worlds) -> None:
+    world = world_of(worlds, rounds=3)
+    commit(world)
+    answers(world, 0.1, None)
+    commit(world)  # on trial, and nobody answers
+    commit(world)
+    assert rounds_of(world) == [1, 1, 3]
+    assert not told_end(world)
+    answers(world, 0.9)
+    assert rounds_of(world)[0] == 3
+    assert told_end(world)
+
+
+def test_trial_with_too_few_answers_holds_the_last_model_back_for_a_while(worlds: Worlds) -> None:
+    world = world_of(worlds, rounds=3)
+    commit(world)
+    answers(world, 0.1, None)
+    commit(world)
+    first = members(world)[0]
+    by_name = {device.name: device for device in world.devices}
+    by_name[first].tell(answer(first, 2, 0.9))
+    world.settle()
+    commit(world)
+    assert rounds_of(world) == [1, 1, 2]
+    world.wait(ANSWERS_S + 1)
+    assert rounds_of(world) == [1, 1, 3]
+    assert not told_end(world)
+    world.wait(ANSWERS_S - 1)
+    assert not told_end(world)
+    world.wait(2)
+    assert told_end(world)
+    assert rounds_of(world) == [1, 1, 3]  # devices that stay may still decide
+
+
+def test_end_does_not_wait_for_devices_that_left(worlds: Worlds) -> None:
+    world = world_of(worlds, rounds=1)
+    commit(world)
+    assert not told_end(world)
+    for device in list(world.devices):
+        world.leave(device)
+    world.settle()
+    assert told_end(world)
+
+
+def test_run_that_nobody_can_judge_says_so(worlds: Worlds, caplog: Any) -> None:
+    world = world_of(worlds, rounds=1)
+    commit(world)
+    delivery = world.service.overview.status()["delivery"]
+    assert delivery == {
+        "round": 1,
+        "since": world.clock.now,
+        "answers": 0,
+        "members": len(members(world)),
+        "promoted": None,
+        "judges": 0,
+        "advice": NO_JUDGES,
+    }
+    assert "evaluate_every" in NO_JUDGES
+    world.wait(UNHEARD_S - 1)
+    assert not told_end(world)
+    world.wait(2)
+    assert told_end(world)
+    assert [line for line in world.history if NO_JUDGES in line.get("event", "")]
+    assert sum(NO_JUDGES in each for each in caplog.messages) == 2
+
+
+def test_status_shows_the_trial_served_and_not(worlds: Worlds) -> None:
+    world = world_of(worlds, rounds=3)
+    commit(world)
+    answers(world, 0.1, None)
+    commit(world)
+    found = world.service.overview.status()
+    assert (found["delivery"]["round"], found["delivery"]["promoted"]) == (2, 1)
+    assert found["delivery"]["judges"] > 0
+    assert found["delivery"]["advice"] is None
+    text = io.StringIO()
+    Console(file=text, width=200).print(status_table(found))
+    assert "the model of round 1; that of round 2 is on trial" in text.getvalue()
+    world.stop()
+    kept = overview_of(world.folder).status()["delivery"]
+    assert kept == {**found["delivery"], "judges": 0}

@@ -57,7 +57,11 @@ def test_history_prints_a_line_a_round(finished: Path, capsys: pytest.CaptureFix
     assert main(["history", str(finished)]) == 0
     *lines, last = capsys.readouterr().out.splitlines()
     assert [line.split()[:2] for line in lines] == [["round", "1"], ["round", "2"], ["round", "3"]]
-    assert re.fullmatch(r"all rounds: Γ\* \d+, S\* \d+ regions \(\d+ blocks\)(, τ \d+)?", last)
+    said = (
+        r"all rounds: least coverage of a trained block \d+ \(Γ\*\), least trained in a round "
+        r"\d+ regions, \d+ blocks \(S\*\)(, oldest memory \d+ rounds \(τ\))?"
+    )
+    assert re.fullmatch(said, last)
     assert main(["history", str(finished), "--json"]) == 0
     entries = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [len(entry["devices"]) for entry in entries] == [2, 2, 2]

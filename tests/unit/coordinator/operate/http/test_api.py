@@ -230,6 +230,8 @@ def test_rows_are_filtered_and_sorted_with_unknown_values_last() -> None:
     assert names("battery>0.5, cel") == ["Cellar"]
     assert names("battery:null") == ["b"]
     assert names("state:training,label.site:berlin") == ["a"]
+    assert names("state=training,label.site=berlin") == ["a"]  # as the commands write it
+    assert names("battery=none") == names("battery:null")
     assert names("present:true", "label.site") == ["a", "Cellar", "b"]
     assert names("code:heat,label.site:berlin") == []
     with pytest.raises(RefusalError, match="did you mean 'state'"):

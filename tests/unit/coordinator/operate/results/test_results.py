@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 from coordinator.checksums import open_json, seal_json
 from coordinator.cli import main
 from coordinator.operate.results.comparison import amount, at_equal_cost
+from coordinator.operate.results.page import WHOLE_ROUNDS, _few
 from coordinator.operate.results.record import read_record
 from coordinator.run.folder import HISTORY, START, Run, write_json
 from coordinator.run.steering import stopped
@@ -44,7 +46,7 @@ def rewrite(folder: Path, change: Any) -> None:
     path.write_bytes(b"".join(seal_json(change(line)) for line in lines))
 
 
-def with_energy(joules: float) -> Any:
+def with_energy(joules: float | None) -> Any:
     """Lines as a version that measures energy writes them."""
 
     def change(line: dict[str, Any]) -> dict[str, Any]:
@@ -150,6 +152,21 @@ def test_comparison_is_at_equal_cost(
     assert main([*command[:-3], "plot.gif"]) == 2
 
 
+def test_comparison_against_a_cost_that_nobody_knows_says_so(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    known, unknown = made(worlds, "known", 0.5), made(worlds, "unknown", 0.3)
+    rewrite(known, with_energy(10.0))
+    rewrite(unknown, with_energy(None))
+    command = ["compare", str(known), str(unknown), "--plot", str(tmp_path / "plot.png")]
+    assert main([*command, "--against", "joules"]) == 0
+    said = capsys.readouterr().err
+    assert "joules of all devices are not known of unknown: their devices measure none" in said
+    assert "the plot leaves them out" in said
+    assert main([*command, "--against", "bytes"]) == 0
+    assert capsys.readouterr().err == ""
+
+
 def test_undone_rounds_are_left_out(worlds: Worlds) -> None:
     folder = made(worlds, "run", 0.2, 0.6, 0.4)
     with Run(folder) as run:
@@ -202,6 +219,25 @@ def test_page_needs_nothing_and_escapes_what_devices_say(
     assert main(["report", str(folder), "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err
     assert main(["report", str(tmp_path), "--out", str(out), "--force"]) == 2
+
+
+@pytest.mark.parametrize("rounds", [1, 60, 61, 90, 91, 468, 10_000])
+def test_table_of_a_long_run_shows_its_ends_and_some_rounds_between(rounds: int) -> None:
+    lines = [{"round": number} for number in range(1, rounds + 1)]
+    found, note = _few(lines)
+    numbers = [each["round"] for each in found]
+    assert numbers == sorted(set(numbers))
+    assert len(numbers) <= WHOLE_ROUNDS
+    assert numbers[0] == 1
+    assert numbers[-1] == rounds
+    if rounds <= WHOLE_ROUNDS:
+        assert (len(numbers), note) == (rounds, "")
+        return
+    assert f"{len(numbers)} of {rounds} rounds" in note
+    assert numbers[:15] == list(range(1, 16))
+    assert numbers[-15:] == list(range(rounds - 14, rounds + 1))
+    (step,) = {b - a for a, b in pairwise(numbers[14:-15])}
+    assert numbers[-15] - numbers[-16] <= step
 
 
 def test_amounts_have_units() -> None:

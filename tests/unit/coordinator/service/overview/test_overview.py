@@ -36,7 +36,7 @@ STATUS = {
     *("task", "run", "folder", "state", "phase", "asynchronous", "round", "rounds", "committed"),
     *("waits_for", "deadline_s", "started", "time", "version", "broker_connected", "devices"),
     *("levels", "skips", "accuracy", "deploy", "best", "level_reports", "totals", "settings"),
-    *("paused", "stopping", "sequence"),
+    *("paused", "stopping", "sequence", "delivery"),
 }
 
 

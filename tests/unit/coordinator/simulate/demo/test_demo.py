@@ -251,6 +251,25 @@ def test_live_view_fits_the_terminal_and_says_why(demo: Demo, width: int, height
     assert max(map(len, lines)) <= width
     assert "Round 3 of 3" in text
     assert re.search(r"galaxy-s23 +\d+ % +100% +\d+ +\d+ +full model: all of it", text)
+    if height >= 24:
+        assert "…" not in text.split("emulated:")[0]  # nothing is cut but the last line
+        words = " ".join(text.split())
+        for device in demo.rounds[-1].report.devices:
+            assert device.reason.split()[-1] in words
+
+
+def test_summary_fits_80_columns_and_cuts_nothing(demo: Demo, full: Demo) -> None:
+    console = shown(80)
+    summarise(demo, console, plot=None, full=full)
+    text = text_of(console)
+    _, rest = text.split("model sha256", 1)
+    assert max(map(len, text.split("\n"))) <= 80
+    assert "…" not in rest.split("\n", 1)[1]
+    assert re.search(r"device +levels +trained +skipped +MB +seconds +kJ +battery", text)
+    words = " ".join(text.split())
+    for device in demo.rounds[-1].report.devices:
+        assert f"{device.device} {device.reason}" in words or device.reason.split()[-1] in words
+    assert "least coverage of a trained block" in words
 
 
 def test_lines_tell_every_change_with_its_reason(demo: Demo) -> None:
