@@ -126,7 +126,7 @@ from coordinator.rounds.events import (
     Tick,
     Uploaded,
 )
-from coordinator.rounds.fleet import new_fleet
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.reputation import (
     GOOD,
@@ -183,6 +183,7 @@ __all__ = [
     "recount",
     "resume",
     "start",
+    "trained_level",
     "without_barred",
 ]
 
@@ -534,13 +535,15 @@ def _largest(config: RoundsConfig, state: RoundsState) -> float:
     run has become longer or did not grow at first.
     """
     planned = config.largest(state.round - state.void)
-    if planned == 1:
-        return planned
-    plan, covered = config.plan, state.fleet.times_covered > 0
+    return planned if planned == 1 else max(planned, trained_level(config, state.fleet))
+
+
+def trained_level(config: RoundsConfig, fleet: FleetRecord) -> float:
+    """Return the largest level that was trained in all its blocks; 0 if none was."""
+    plan, covered = config.plan, fleet.times_covered > 0
     choices = level_choices(config.masks, plan, config.levels).items()
     held = {level: plan.covers(plan.choose(groups)) for level, groups in choices}
-    trained = [level for level, blocks in held.items() if covered[blocks].all()]
-    return max([planned, *trained])
+    return max((level for level, blocks in held.items() if covered[blocks].all()), default=0.0)
 
 
 def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:

@@ -50,7 +50,7 @@ from coordinator.operate.taskfile import (
 )
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.report import RoundReport
-from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.rounds.synchronous import RoundsConfig, trained_level
 from coordinator.run.folder import (
     About,
     Run,
@@ -540,9 +540,11 @@ def start_report(
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         chosen = "" if config.run.widths else " (chosen: run.widths is not set; docs/levels.md)"
         yield f"widths     {machine.local_rule.widths}{chosen}, levels {levels}"
-    if isinstance(machine, RoundsConfig) and machine.growth:
+    if isinstance(machine, RoundsConfig) and machine.grow:
+        newest = run.latest()
+        grown = machine.growth(newest.committed, trained_level(machine, newest.fleet))
         chosen = " (chosen: run.grow is not set)" if config.run.grow is None else ""
-        yield f"grows      {machine.growth}{chosen}"
+        yield f"grows      {grown + chosen if grown else 'no more: it trains the whole model'}"
     for number, sentence in enumerate(
         level_advice(
             machine.rule,

@@ -404,6 +404,20 @@ def test_run_is_made_longer_while_its_last_round_is_open(worlds: Worlds) -> None
     assert world.service.overview.status()["rounds"] == 3
 
 
+def test_added_rounds_do_not_stretch_the_growth_of_the_model(worlds: Worlds) -> None:
+    world = in_round(
+        worlds, rounds=4, masks=make_masks("nested"), levels=(1.0, 0.5), grow=0.5, min_devices=2
+    )
+    world.service.helm.lengthen(5000, ANNA)
+    send(world, 1)
+    world.restart()
+    send(world, 2)
+    send(world, 3)
+    opened = [each for each in world.devices[0].heard if isinstance(each, RoundOpen)]
+    largest = {each.round: each.largest for each in opened}
+    assert largest == {1: 0.5, 2: 0.5, 3: 1.0, 4: 1.0}
+
+
 def test_finished_run_goes_on_after_the_next_start(worlds: Worlds) -> None:
     world = in_round(worlds, rounds=1)
     send(world, 1)
