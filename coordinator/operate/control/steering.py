@@ -154,14 +154,16 @@ def ask_or(
     folder: Path, command: str, otherwise: Callable[[], Any], **arguments: Any
 ) -> tuple[Any, bool]:
     """Give an order to the process that serves a run, or to its folder; True: it is served."""
-    from coordinator.run.folder import is_run
+    from coordinator.run.folder import is_run, is_starting, starting_words
     from edge_sdk.program.control import NotServedError, ask_run
 
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: name the folder in [run] of run.toml")
     try:
         return ask_run(folder, command, **arguments), True
-    except NotServedError:
+    except NotServedError as error:
+        if is_starting(folder):
+            raise ConfigError(starting_words(folder)) from error
         return otherwise(), False
 
 

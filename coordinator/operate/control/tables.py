@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -44,6 +45,7 @@ def status_table(status: Shown) -> RenderableType:
         ("run", f"{status['task']}  {status['run']}"),
         ("folder", status["folder"]),
         ("state", _state(status["state"], _detail(status))),
+        ("paused", _pause_kept(status)),
         ("round", _progress(status)),
         ("waits for", status["waits_for"]),
         ("deadline", None if status["deadline_s"] is None else f"in {_span(status['deadline_s'])}"),
@@ -244,11 +246,22 @@ def _state(state: str, detail: str = "") -> Text:
 
 
 def _detail(status: Shown) -> str:
-    if status["paused"]:
+    if status["state"] == "paused":
         return f"by {status['paused']['by']}"
-    if status["stopping"]:
+    if status["state"] == "stopping":
         return "after this round" if status["stopping"] == "round" else "now"
     return status["phase"] if status["phase"] and status["state"] == "running" else ""
+
+
+def _pause_kept(status: Shown) -> str | None:
+    """Say who paused a run whose state is another: it is not served, or will stop."""
+    paused = status["paused"]
+    if paused is None or status["state"] == "paused":
+        return None
+    since = datetime.fromtimestamp(paused["time"], timezone.utc)
+    words = f"by {paused['by']} since {since:%Y-%m-%d %H:%M} UTC"
+    served = status["started"] is not None and status["state"] != "stopped"
+    return words if served else f"{words}: the next start waits for resume"
 
 
 def _why(row: Shown) -> str:
@@ -281,7 +294,7 @@ def _of(number: int, most: int | None) -> str:
 
 
 def _no_broker(status: Shown) -> str | None:
-    return None if status["state"] in ("stopped", "finished") else "not connected"
+    return None if status["state"] in ("starting", "stopped", "finished") else "not connected"
 
 
 def _fleet(status: Shown) -> str:

@@ -325,6 +325,7 @@ def serve(
     site = OwnSite() if site is None else site
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config, say, site.preparing(stop)))
+        run.note_starting(True)
         settings, entrance = stack.enter_context(site.reach(config))
         evaluate = None
         if evaluation is not None:
@@ -396,6 +397,7 @@ def serve(
         if page is not None:
             commands |= page.commands()
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
+        run.note_starting(False)
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
