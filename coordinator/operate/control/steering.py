@@ -235,6 +235,7 @@ def _rounds(arguments: argparse.Namespace) -> int:
         lines.append(found["note"])
     elif not served:
         lines.append("nobody serves it now: serve it to go on")
+        lines.append("(serve --runs starts a run that was complete by itself)")
     return told(arguments, found, *lines)
 
 
