@@ -225,6 +225,11 @@ def _rounds(arguments: argparse.Namespace) -> int:
         more = int(text)
     except ValueError as error:
         raise ConfigError(f"{text!r}: give a whole number of rounds to add, such as +20") from error
+    if more > 0 and not text.strip().startswith("+"):
+        raise ConfigError(
+            f"{text}: is that to be added, or the number in all? Rounds can only be added: "
+            f"tessera-coordinator rounds {_path(folder)} +{more}"
+        )
     if more < 1:
         raise ConfigError(f"{text}: rounds can only be added; to end earlier, use stop")
     found, served = ask_or(
@@ -288,6 +293,7 @@ def _list_settings(arguments: argparse.Namespace) -> int:
             "time": steered.changes[name].time if name in steered.changes else None,
         }
         for name in steered.file
+        if name not in ("rounds", "updates")  # `rounds` adds to them
     ]
     lines = [
         f"{row['name']:<18} {shown(row['value']):<10}"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterable, Mapping
 from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -64,26 +65,31 @@ def status_table(status: Shown) -> RenderableType:
     return Group(*parts)
 
 
-def runs_table(found: Iterable[Shown]) -> RenderableType:
-    """Return a line for every run."""
-    table = _table(
-        ("run", "left"),
-        ("state", "left"),
-        ("round", "right"),
-        ("accuracy", "right"),
-        ("devices", "right"),
-        ("waits for", "left"),
-    )
+def runs_table(found: Iterable[Shown], *, top: Path, width: int) -> RenderableType:
+    """Return a line for every run; its folder is the one below `top`.
+
+    Task and folder are never cut short; what a run waits for is shown where there is room.
+    """
+    wide = width >= WIDE
+    names = [("run", "left"), ("folder", "left"), ("state", "left"), ("round", "right")]
+    names += [("accuracy", "right"), ("devices", "right")]
+    table = _table(*names, *((("waits for", "left"),) if wide else ()))
+    table.expand = wide
+    for column in table.columns[:2]:
+        column.no_wrap, column.overflow = False, "fold"
     for status in found:
         present, known = status["devices"]["present"], status["devices"]["known"]
-        table.add_row(
+        cells: list[RenderableType] = [
             Text(_plain(status["task"])),
+            Text(_plain(_below(status["folder"], top))),
             _state(status["state"]),
             _of(status["round"], status["rounds"]),
             _percent(status["accuracy"], 2),
             f"{present}/{known}",
-            Text(_plain(status["waits_for"] or "")),
-        )
+        ]
+        if wide:
+            cells.append(Text(_plain(status["waits_for"] or "")))
+        table.add_row(*cells)
     return table
 
 
@@ -234,6 +240,14 @@ def _levels(status: Shown) -> Table:
     return table
 
 
+def _below(folder: str | None, top: Path) -> str:
+    """Return the name of a folder below another."""
+    if folder is None:
+        return ""
+    path, above = Path(folder), top.absolute()
+    return str(path.relative_to(above)) if path.is_relative_to(above) else folder
+
+
 def _plain(text: str) -> str:
     return printable(str(text))
 
@@ -314,7 +328,9 @@ def _accuracy(status: Shown) -> str | None:
     if status["accuracy"] is None and status["best"] is None:
         return None
     best = status["best"]
-    words = _percent(status["accuracy"], 2) or "not measured"
+    words = f"{_percent(status['accuracy'], 2)} (level 100%)"
+    if status["accuracy"] is None:
+        words = "not measured"
     if best is not None:
         words += f"; best {best['accuracy']:.2%} (level {best['level']:.0%}, round {best['round']})"
     return words

@@ -255,7 +255,7 @@ def unpack_run(
 
     if not file.is_file():
         raise ConfigError(f"{file} is not a file")
-    check_folder_free(to)
+    check_folder_free(to, "unpack the run")
     with file.open("rb") as stream:
         header, start = read_header(stream, str(file))
         for path, _ in header.files:

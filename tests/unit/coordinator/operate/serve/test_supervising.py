@@ -288,7 +288,7 @@ def test_run_that_got_rounds_once_it_had_ended_goes_on(stage: Stage) -> None:
     lengthen(stage.folder / "run-a", 9)
     keep_facts(stage.folder / "run-a", FACTS)
     stage.end("a")
-    until(lambda: stage.look() or len(stage.starts) == 2, stage.supervisor.listing)
+    until(lambda: stage.state("a") and len(stage.starts) == 2, stage.supervisor.listing)
     keep_facts(stage.folder / "run-a", replace(FACTS, finished=9))
     stage.end("a")
     stage.reaches("a", "complete")

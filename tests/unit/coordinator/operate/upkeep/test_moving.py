@@ -96,6 +96,9 @@ def test_run_goes_on_elsewhere_with_the_same_bits(
     assert main(["pack", str(folder), "--out", str(pack)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
     assert main(["unpack", str(pack), "--to", str(there)]) == 2
+    assert "cannot unpack the run in" in capsys.readouterr().err
+    assert main(["unpack", str(pack), "--to", str(tmp_path / "no" / "there")]) == 2
+    assert "its parent folder does not exist" in capsys.readouterr().err
     assert main(["pack", str(folder), "--out", str(folder / "inside")]) == 2
     with Run(folder):
         assert main(["pack", str(folder), "--out", str(tmp_path / "other")]) == 2
