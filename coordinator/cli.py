@@ -274,6 +274,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     from coordinator.operate.serve.serving import ServeEnd, explain_failure, serve
     from coordinator.rounds.report import run_terms
     from coordinator.run.folder import RunError, read_history
+    from coordinator.run.steering.audit import is_moving
+    from coordinator.run.steering.orders import read_steered
     from coordinator.service.outgoing.fence import FencedError
     from edge_sdk.program.logs import configure_logging
     from edge_sdk.program.watchdog import Watchdog
@@ -301,6 +303,9 @@ def _serve(arguments: argparse.Namespace) -> int:
         return 1
     if complete and (terms := str(run_terms(read_history(config.run.folder)))):
         print(f"all rounds: {terms}")
+    if complete is ServeEnd.ORDERED and is_moving(read_steered(config.run.folder).last):
+        print("stopped by pack --move: the run goes on where it is unpacked", flush=True)
+        return 0
     if complete is ServeEnd.ORDERED:
         again = f"tessera-coordinator serve --config {arguments.config}"
         print(f"stopped, as asked; to go on: {again}", flush=True)

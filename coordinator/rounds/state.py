@@ -109,6 +109,9 @@ class RoundsConfig(RunConfig):
     """Share of the rounds in which the model grows: they train at most a level that rises step by
     step from the smallest of `levels` to the whole model. 0 trains what devices can afford from the
     first round on."""
+    planned: Annotated[Count | None, Example(100)] = None
+    """Rounds that `grow` is a share of; None: `rounds`. Rounds beyond them train the whole model: a
+    run that an operator makes longer does not grow more slowly."""
 
     def __post_init__(self) -> None:
         RunConfig.__post_init__(self)
@@ -168,27 +171,34 @@ class RoundsConfig(RunConfig):
     def largest(self, number: int) -> float:
         """Return the largest level that the n-th round trains; rounds count from 1.
 
-        The last round always trains the whole model.
+        The last round that was planned, and every added one, trains the whole model.
         """
-        if number >= self.rounds:
+        planned = self.planned or self.rounds
+        if number >= planned:
             return 1.0
         ends = 0.0
         for level, share in stages(self.levels, self.grow):
-            ends += share * self.rounds
+            ends += share * planned
             if number - 1 < ends - ROUNDING:
                 return level
         return 1.0
 
-    @property
-    def growth(self) -> str:
-        """The rounds in which the model grows, in words; empty if it does not."""
-        last = {self.largest(number): number for number in range(1, self.rounds + 1)}
+    def growth(self, done: int = 0, trained: float = 0.0) -> str:
+        """Say up to which round each level is trained; empty if the whole model is.
+
+        `done` rounds are committed; the model never shrinks below a level that was `trained`.
+        """
+        last: dict[float, int] = {}
+        for number in range(done + 1, min(self.planned or self.rounds, self.rounds) + 1):
+            last[max(trained, self.largest(number))] = number
         return ", ".join(f"{level:.0%} until round {last[level]}" for level in last if level < 1)
 
     def is_over(self, committed: int, best: Best) -> bool:
         """True if there is nothing left to do after this many committed rounds."""
         accuracy, since = best
-        since = max(since, math.ceil(self.grow * self.rounds))  # a wider model may still be better
+        since = max(
+            since, math.ceil(self.grow * (self.planned or self.rounds))
+        )  # wider may be better
         return committed >= self.rounds or self.stops_early((accuracy, since), committed)
 
 

@@ -45,6 +45,8 @@
     any       Barred                         same      –; a device's bids are declined; it is not
                                                        waited for, and a movement that was kept is
                                                        rejected at the close
+    WAITING,  Bid (level) for the round that same      Send(RoundClosed): the device bids anew, as
+    FINISHED  is over                                  after a restart, and its verdict stands
     any       RoundsHeld                     same      –; once no round is open, none opens
     BIDDING   RoundsHeld, nobody present     WAITING   –; the round is void
     WAITING   RoundsHeld: no longer; enough  BIDDING   Broadcast(RoundOpen)
@@ -126,7 +128,7 @@ from coordinator.rounds.events import (
     Tick,
     Uploaded,
 )
-from coordinator.rounds.fleet import new_fleet
+from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.reputation import (
     GOOD,
@@ -183,6 +185,7 @@ __all__ = [
     "recount",
     "resume",
     "start",
+    "trained_level",
     "without_barred",
 ]
 
@@ -369,11 +372,17 @@ def _on_held(config: RoundsConfig, state: RoundsState, held: bool, now: float) -
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
     if bid.round != state.round:
         return state, []
+    between = state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
+    past = state.past.get(bid.round)
+    if between and bid.level is not None and past is not None and bid.device in past.outcomes:
+        return state, [Send(bid.device, RoundClosed(round=bid.round))]
     if bid.device not in state.selected:
         declined = declines(state.fleet.standings, bid.device)
-        if not declined or bid.level is None:
+        if bid.level is None:
             return state, []
-        return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
+        if declined:
+            return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
+        return state, [Send(bid.device, RoundClosed(round=bid.round))] if between else []
     if state.phase is RoundPhase.BIDDING:
         if bid.device in state.replayed or bid.device in state.keeping_replays:
             return state, []  # it has already bid in this round
@@ -534,13 +543,15 @@ def _largest(config: RoundsConfig, state: RoundsState) -> float:
     run has become longer or did not grow at first.
     """
     planned = config.largest(state.round - state.void)
-    if planned == 1:
-        return planned
-    plan, covered = config.plan, state.fleet.times_covered > 0
+    return planned if planned == 1 else max(planned, trained_level(config, state.fleet))
+
+
+def trained_level(config: RoundsConfig, fleet: FleetRecord) -> float:
+    """Return the largest level that was trained in all its blocks; 0 if none was."""
+    plan, covered = config.plan, fleet.times_covered > 0
     choices = level_choices(config.masks, plan, config.levels).items()
     held = {level: plan.covers(plan.choose(groups)) for level, groups in choices}
-    trained = [level for level, blocks in held.items() if covered[blocks].all()]
-    return max([planned, *trained])
+    return max((level for level, blocks in held.items() if covered[blocks].all()), default=0.0)
 
 
 def _usable(config: RoundsConfig, round: int, bid: Bid, largest: float) -> Bid:

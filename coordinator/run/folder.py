@@ -44,6 +44,7 @@ import json
 import logging
 import math
 import os
+import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -108,6 +109,10 @@ log = logging.getLogger(__name__)
 
 FORMAT = 2
 LOCK, ABOUT, MODEL, COUNTERS = "lock", "run.json", "model", "counters.json"
+STARTING = b"starting\n"
+"""Content of the lock while the process that has it is about to serve the run."""
+GLANCE_S = 0.2
+"""Seconds to wait for a lock that another process perhaps only glances at (`is_starting`)."""
 CHECKPOINTS, MEMORY, MOVEMENTS, UPLOADS = "checkpoints", "memory", "movements", "uploads"
 CHUNKS, PUBLISHED, HISTORY = "chunks", "published.bin", "history.jsonl"
 ROUND, TEACHERS, KEPT = "round.json", "teachers.jsonl", "movements.jsonl"
@@ -325,6 +330,13 @@ class Run:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def note_starting(self, starting: bool) -> None:
+        """Note for commands that this process is about to serve the run, or that it answers."""
+        if self._lock is not None:
+            os.ftruncate(self._lock, 0)
+            if starting:
+                os.pwrite(self._lock, STARTING, 0)
 
     def close(self) -> None:
         """Let other processes open the run."""
@@ -923,8 +935,42 @@ def locked(folder: Path) -> Iterator[None]:
         os.close(lock)
 
 
-def _lock(folder: Path) -> int:
+def is_starting(folder: Path) -> bool:
+    """True if a process has a run open which it is about to serve, and answers nobody yet."""
+    if not _says_starting(folder):
+        return False
     try:
-        return lock_file(folder / LOCK, mode=PRIVATE)
-    except BlockingIOError as error:
-        raise RunError(f"{folder} is open in another process: stop that process") from error
+        os.close(lock_file(folder / LOCK, mode=PRIVATE))
+    except BlockingIOError:
+        return _says_starting(folder)
+    except OSError:
+        pass
+    return False  # that process was killed
+
+
+def starting_words(folder: Path) -> str:
+    """Say that a run is starting, and what to do."""
+    return f"{folder}: the run is starting; try again in a moment"
+
+
+def _says_starting(folder: Path) -> bool:
+    try:
+        return (folder / LOCK).read_bytes() == STARTING
+    except OSError:
+        return False
+
+
+def _lock(folder: Path) -> int:
+    until = time.monotonic() + GLANCE_S
+    while True:
+        try:
+            lock = lock_file(folder / LOCK, mode=PRIVATE)
+        except BlockingIOError as error:
+            if time.monotonic() < until:
+                time.sleep(GLANCE_S / 10)
+                continue
+            if _says_starting(folder):
+                raise RunError(starting_words(folder)) from error
+            raise RunError(f"{folder} is open in another process: stop that process") from error
+        os.ftruncate(lock, 0)  # of a process that was killed
+        return lock

@@ -99,14 +99,17 @@ class SavedModel:
         return self.plan.unstacked({**self.weights, **self.buffers})
 
 
-def check_folder_free(path: Path) -> None:
-    """Raise `ConfigError` unless a model can be saved there without overwriting anything."""
+def check_folder_free(path: Path, what: str = "save the model") -> None:
+    """Raise `ConfigError` unless a folder can be made there without overwriting anything.
+
+    `what` is to be done there, in the words of the error.
+    """
     if path.exists() and not path.is_dir():
-        raise ConfigError(f"cannot save the model in {path}: it is a file, not a folder")
+        raise ConfigError(f"cannot {what} in {path}: it is a file, not a folder")
     if path.is_dir() and any(path.iterdir()):
-        raise ConfigError(f"cannot save the model in {path}: it is not empty; name another folder")
+        raise ConfigError(f"cannot {what} in {path}: it is not empty; name another folder")
     if not path.absolute().parent.is_dir():
-        raise ConfigError(f"cannot save the model in {path}: its parent folder does not exist")
+        raise ConfigError(f"cannot {what} in {path}: its parent folder does not exist")
 
 
 def save_model(model: SavedModel, path: Path) -> None:

@@ -27,7 +27,8 @@ EVERY_S = 1.0
 MAX_DEPTH, NEAR_DEPTH = 6, 3
 """Folders below one that is searched for runs, and below the current one for the only run."""
 SHOWN_ROUNDS = 20
-NOBODY = "no device has joined yet, or none fits the filters"
+NOBODY = "no device has joined yet"
+NONE_FITS = "no device fits the filters"
 
 _Ask = Callable[[], Any]
 _Draw = Callable[[Any], "RenderableType"]
@@ -91,7 +92,7 @@ def add_commands(commands: Any) -> None:
 
 
 def _add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--watch", action="store_true", help="go on showing it until Ctrl-C")
+    parser.add_argument("--watch", action="store_true", help="go on showing it until q or Ctrl-C")
     parser.add_argument(
         "--json", action="store_true", help="as JSON, for scripts; with --watch a line each second"
     )
@@ -123,7 +124,9 @@ def _status(arguments: argparse.Namespace) -> int:
         return _present(
             arguments,
             lambda: list(_all_statuses(top)),
-            lambda found: _tables().runs_table(found),
+            lambda found: _tables().runs_table(
+                found, top=top, width=shutil.get_terminal_size().columns
+            ),
         )
     run = _default_run() if folder is None else folder
     return _present(
@@ -147,8 +150,12 @@ def _devices(arguments: argparse.Namespace) -> int:
         )
     choose_rows([], arguments.filter, arguments.sort)  # says what is wrong before it asks
 
+    known = 0
+
     def rows() -> list[dict[str, Any]]:
+        nonlocal known
         found: list[dict[str, Any]] = ask_overview(folder, "devices")
+        known = len(found)
         return choose_rows(found, arguments.filter, arguments.sort)
 
     return _present(
@@ -159,7 +166,7 @@ def _devices(arguments: argparse.Namespace) -> int:
                 found, now=time.time(), width=shutil.get_terminal_size().columns
             )
             if found
-            else NOBODY
+            else (NONE_FITS if known else NOBODY)
         ),
     )
 
@@ -217,7 +224,7 @@ def _tables() -> Any:
 
 
 def _present(arguments: argparse.Namespace, ask: _Ask, draw: _Draw) -> int:
-    """Show an answer, once or until Ctrl-C."""
+    """Show an answer, once or until Ctrl-C; on a terminal also until `q`."""
 
     def say(answer: Any) -> None:
         if arguments.json:
@@ -232,17 +239,27 @@ def _present(arguments: argparse.Namespace, ask: _Ask, draw: _Draw) -> int:
         if arguments.json or not sys.stdout.isatty():
             for answer in _looking(ask):
                 say(answer)
+            return 0
         from rich.live import Live
 
-        with Live(screen=True, auto_refresh=False) as live:
-            for answer in _looking(ask):
+        from edge_sdk.device.advice.watching import open_keys
+
+        with open_keys() as pressed, Live(screen=True, auto_refresh=False) as live:
+            for answer in _looking(ask, pressed):
                 live.update(draw(answer), refresh=True)
     return 0
 
 
-def _looking(ask: _Ask) -> Iterator[Any]:
-    """Ask for ever, about once a second; less often where an answer takes long."""
+def _looking(ask: _Ask, ends: Callable[[float], bool] | None = None) -> Iterator[Any]:
+    """Ask about once a second; less often where an answer takes long.
+
+    `ends` waits for so many seconds, and tells if that was the end; None: it never ends.
+    """
     while True:
         began = time.monotonic()
         yield ask()
-        time.sleep(max(EVERY_S, 4 * (time.monotonic() - began)))
+        wait_s = max(EVERY_S, 4 * (time.monotonic() - began))
+        if ends is None:
+            time.sleep(wait_s)
+        elif ends(wait_s):
+            return

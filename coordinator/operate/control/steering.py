@@ -154,14 +154,16 @@ def ask_or(
     folder: Path, command: str, otherwise: Callable[[], Any], **arguments: Any
 ) -> tuple[Any, bool]:
     """Give an order to the process that serves a run, or to its folder; True: it is served."""
-    from coordinator.run.folder import is_run
+    from coordinator.run.folder import is_run, is_starting, starting_words
     from edge_sdk.program.control import NotServedError, ask_run
 
     if not is_run(folder):
         raise ConfigError(f"{folder} is not a run's folder: name the folder in [run] of run.toml")
     try:
         return ask_run(folder, command, **arguments), True
-    except NotServedError:
+    except NotServedError as error:
+        if is_starting(folder):
+            raise ConfigError(starting_words(folder)) from error
         return otherwise(), False
 
 
@@ -223,6 +225,11 @@ def _rounds(arguments: argparse.Namespace) -> int:
         more = int(text)
     except ValueError as error:
         raise ConfigError(f"{text!r}: give a whole number of rounds to add, such as +20") from error
+    if more > 0 and not text.strip().startswith("+"):
+        raise ConfigError(
+            f"{text}: is that to be added, or the number in all? Rounds can only be added: "
+            f"tessera-coordinator rounds {_path(folder)} +{more}"
+        )
     if more < 1:
         raise ConfigError(f"{text}: rounds can only be added; to end earlier, use stop")
     found, served = ask_or(
@@ -233,6 +240,7 @@ def _rounds(arguments: argparse.Namespace) -> int:
         lines.append(found["note"])
     elif not served:
         lines.append("nobody serves it now: serve it to go on")
+        lines.append("(serve --runs starts a run that was complete by itself)")
     return told(arguments, found, *lines)
 
 
@@ -285,6 +293,7 @@ def _list_settings(arguments: argparse.Namespace) -> int:
             "time": steered.changes[name].time if name in steered.changes else None,
         }
         for name in steered.file
+        if name not in ("rounds", "updates")  # `rounds` adds to them
     ]
     lines = [
         f"{row['name']:<18} {shown(row['value']):<10}"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Mapping
+from datetime import datetime, timezone
+from pathlib import Path
 from typing import Any
 
 from rich.console import Console, Group, RenderableType
@@ -44,6 +46,7 @@ def status_table(status: Shown) -> RenderableType:
         ("run", f"{status['task']}  {status['run']}"),
         ("folder", status["folder"]),
         ("state", _state(status["state"], _detail(status))),
+        ("paused", _pause_kept(status)),
         ("round", _progress(status)),
         ("waits for", status["waits_for"]),
         ("deadline", None if status["deadline_s"] is None else f"in {_span(status['deadline_s'])}"),
@@ -63,26 +66,31 @@ def status_table(status: Shown) -> RenderableType:
     return Group(*parts)
 
 
-def runs_table(found: Iterable[Shown]) -> RenderableType:
-    """Return a line for every run."""
-    table = _table(
-        ("run", "left"),
-        ("state", "left"),
-        ("round", "right"),
-        ("accuracy", "right"),
-        ("devices", "right"),
-        ("waits for", "left"),
-    )
+def runs_table(found: Iterable[Shown], *, top: Path, width: int) -> RenderableType:
+    """Return a line for every run; its folder is the one below `top`.
+
+    Task and folder are never cut short; what a run waits for is shown where there is room.
+    """
+    wide = width >= WIDE
+    names = [("run", "left"), ("folder", "left"), ("state", "left"), ("round", "right")]
+    names += [("accuracy", "right"), ("devices", "right")]
+    table = _table(*names, *((("waits for", "left"),) if wide else ()))
+    table.expand = wide
+    for column in table.columns[:2]:
+        column.no_wrap, column.overflow = False, "fold"
     for status in found:
         present, known = status["devices"]["present"], status["devices"]["known"]
-        table.add_row(
+        cells: list[RenderableType] = [
             Text(_plain(status["task"])),
+            Text(_plain(_below(status["folder"], top))),
             _state(status["state"]),
             _of(status["round"], status["rounds"]),
             _percent(status["accuracy"], 2),
             f"{present}/{known}",
-            Text(_plain(status["waits_for"] or "")),
-        )
+        ]
+        if wide:
+            cells.append(Text(_plain(status["waits_for"] or "")))
+        table.add_row(*cells)
     return table
 
 
@@ -233,6 +241,14 @@ def _levels(status: Shown) -> Table:
     return table
 
 
+def _below(folder: str | None, top: Path) -> str:
+    """Return the name of a folder below another."""
+    if folder is None:
+        return ""
+    path, above = Path(folder), top.absolute()
+    return str(path.relative_to(above)) if path.is_relative_to(above) else folder
+
+
 def _plain(text: str) -> str:
     return printable(str(text))
 
@@ -245,11 +261,22 @@ def _state(state: str, detail: str = "") -> Text:
 
 
 def _detail(status: Shown) -> str:
-    if status["paused"]:
+    if status["state"] == "paused":
         return f"by {status['paused']['by']}"
-    if status["stopping"]:
+    if status["state"] == "stopping":
         return "after this round" if status["stopping"] == "round" else "now"
     return status["phase"] if status["phase"] and status["state"] == "running" else ""
+
+
+def _pause_kept(status: Shown) -> str | None:
+    """Say who paused a run whose state is another: it is not served, or will stop."""
+    paused = status["paused"]
+    if paused is None or status["state"] == "paused":
+        return None
+    since = datetime.fromtimestamp(paused["time"], timezone.utc)
+    words = f"by {paused['by']} since {since:%Y-%m-%d %H:%M} UTC"
+    served = status["started"] is not None and status["state"] != "stopped"
+    return words if served else f"{words}: the next start waits for resume"
 
 
 def _why(row: Shown) -> str:
@@ -282,7 +309,7 @@ def _of(number: int, most: int | None) -> str:
 
 
 def _no_broker(status: Shown) -> str | None:
-    return None if status["state"] in ("stopped", "finished") else "not connected"
+    return None if status["state"] in ("starting", "stopped", "finished") else "not connected"
 
 
 def _fleet(status: Shown) -> str:
@@ -302,7 +329,9 @@ def _accuracy(status: Shown) -> str | None:
     if status["accuracy"] is None and status["best"] is None:
         return None
     best = status["best"]
-    words = _percent(status["accuracy"], 2) or "not measured"
+    words = f"{_percent(status['accuracy'], 2)} (level 100%)"
+    if status["accuracy"] is None:
+        words = "not measured"
     if best is not None:
         words += f"; best {best['accuracy']:.2%} (level {best['level']:.0%}, round {best['round']})"
     return words

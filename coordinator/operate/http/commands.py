@@ -34,10 +34,17 @@ def add_command(commands: Any) -> None:
 
 
 def _page(arguments: argparse.Namespace) -> int:
+    from coordinator.errors import ConfigError
     from coordinator.operate.config import process_folder
-    from edge_sdk.program.control import ask_run
+    from coordinator.run.folder import is_starting, starting_words
+    from edge_sdk.program.control import NotServedError, ask_run
 
     folder = process_folder(arguments.folder) or arguments.folder
-    found = ask_run(folder, "page", role=arguments.role)
+    try:
+        found = ask_run(folder, "page", role=arguments.role)
+    except NotServedError as error:
+        if is_starting(folder):
+            raise ConfigError(starting_words(folder)) from error
+        raise
     print(json.dumps(found) if arguments.json else found["link"])
     return 0

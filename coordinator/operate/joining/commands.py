@@ -107,7 +107,7 @@ def _ask(folder: Path, command: str, **arguments: Any) -> Any:
     from coordinator.operate.config import process_folder
     from coordinator.operate.joining.codes import CodeBook
     from coordinator.operate.joining.opening import book_commands
-    from coordinator.run.folder import is_run
+    from coordinator.run.folder import is_run, is_starting, starting_words
     from edge_sdk.program.control import NotServedError, ask_run
 
     if not is_run(folder):
@@ -120,7 +120,9 @@ def _ask(folder: Path, command: str, **arguments: Any) -> Any:
         folder = process
     try:
         return ask_run(folder, command, **arguments)
-    except NotServedError:
+    except NotServedError as error:
+        if is_starting(folder):
+            raise ConfigError(starting_words(folder)) from error
         with CodeBook(folder) as book:
             return book_commands(book)[command](**arguments)
 

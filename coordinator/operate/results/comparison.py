@@ -24,6 +24,12 @@ LABELS: Mapping[CostName, str] = {
     "joules": "joules of all devices",
     "bytes": "bytes up and down",
 }
+NAMES: Mapping[CostName, str] = {
+    "rounds": "rounds",
+    "hours": "time",
+    "joules": "joules",
+    "bytes": "bytes",
+}
 HIDDEN = ("run.folder", "run.tensorboard", "task.source", "task.evaluation")
 """Settings that are places, and differ where nothing else does."""
 
@@ -130,7 +136,7 @@ def table(records: Sequence[RunRecord]) -> list[list[str]]:
         if least is not None:
             add(f"accuracy at {amount(least, cost)}", [percent(each) for each in accuracies])
     for cost in COSTS[1:]:
-        add(cost, [amount(total(each, cost), cost) for each in records])
+        add(NAMES[cost], [amount(total(each, cost), cost) for each in records])
     add("trainings", [str(each["trained"]) for each in found])
     add("skips", [_skips(each) for each in records])
     return rows

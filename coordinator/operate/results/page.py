@@ -13,7 +13,7 @@ from functools import partial
 from html import escape
 from typing import Any
 
-from coordinator.operate.results.comparison import LABELS, amount, percent, summary
+from coordinator.operate.results.comparison import LABELS, NAMES, amount, percent, summary
 from coordinator.operate.results.drawing import block_map, curve
 from coordinator.operate.results.record import COSTS, CostName, RunRecord
 from coordinator.rounds.report import accuracy_of
@@ -106,7 +106,7 @@ def _figures(record: RunRecord) -> str:
         ("last accuracy", percent(found["accuracy"])),
         ("rounds", str(found["rounds"])),
         *(
-            (cost, amount(None if last is None else last.spent(cost, 0), cost))
+            (NAMES[cost], amount(None if last is None else last.spent(cost, 0), cost))
             for cost in COSTS[1:]
         ),
         ("trainings", str(found["trained"])),

@@ -50,7 +50,7 @@ from coordinator.operate.taskfile import (
 )
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.report import RoundReport
-from coordinator.rounds.synchronous import RoundsConfig
+from coordinator.rounds.synchronous import RoundsConfig, trained_level
 from coordinator.run.folder import (
     About,
     Run,
@@ -325,6 +325,7 @@ def serve(
     site = OwnSite() if site is None else site
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config, say, site.preparing(stop)))
+        run.note_starting(True)
         settings, entrance = stack.enter_context(site.reach(config))
         evaluate = None
         if evaluation is not None:
@@ -396,6 +397,7 @@ def serve(
         if page is not None:
             commands |= page.commands()
         joining = stack.enter_context(_join(site, config, run, entrance, commands))
+        run.note_starting(False)
         if config.join.enabled and not config.can_join:
             say(NO_TLS)
         for line in join_report(run, entrance, joining, qr=qr):
@@ -540,9 +542,11 @@ def start_report(
         levels = ", ".join(f"{level:.0%}" for level in machine.levels)
         chosen = "" if config.run.widths else " (chosen: run.widths is not set; docs/levels.md)"
         yield f"widths     {machine.local_rule.widths}{chosen}, levels {levels}"
-    if isinstance(machine, RoundsConfig) and machine.growth:
+    if isinstance(machine, RoundsConfig) and machine.grow:
+        newest = run.latest()
+        grown = machine.growth(newest.committed, trained_level(machine, newest.fleet))
         chosen = " (chosen: run.grow is not set)" if config.run.grow is None else ""
-        yield f"grows      {machine.growth}{chosen}"
+        yield f"grows      {grown + chosen if grown else 'no more: it trains the whole model'}"
     for number, sentence in enumerate(
         level_advice(
             machine.rule,

@@ -1,7 +1,8 @@
 """Facts of a run's last start, kept in its folder: settings and versions.
 
-    <run>/start.json    {"time", "settings": {"run.rounds": 50, …}, "versions"}
+    <run>/start.json    {"time", "settings": {"run.rounds": 50, …}, "versions", "authority"}
 
+`authority` is the folder of the authority that signs devices' certificates, which `pack` looks for.
 Only settings that say how a run trains are kept, so that nothing secret is among them. A run does
 not need the file: without it, less is known of the run.
 """
@@ -56,6 +57,7 @@ def note_start(folder: Path, config: Any) -> None:
         "time": round(time.time(), 3),
         "settings": found,
         "versions": versions,
+        "authority": str(config.authority.absolute()),
     }
     write_json(folder / START, content)
 

@@ -16,7 +16,7 @@ socket and links; the broker and the way in for devices are shared.
 
 | the run | then |
 |---|---|
-| is complete | stays listed; nothing is served for it |
+| is complete | stays listed; nothing is served for it, until rounds are added |
 | is stopped by an operator | stays down until its file is saved again |
 | fails (alone, exit code 1), or the broker refuses it | starts again after 10 s … 10 minutes |
 | is replaced by another coordinator | stays down until its file is saved again |
@@ -60,7 +60,10 @@ from coordinator.operate.serve.serving import (
     try_broker,
 )
 from coordinator.run.folder import RunError
+from coordinator.run.steering.orders import read_steered
+from coordinator.run.steering.settings import length_of
 from coordinator.service.outgoing.fence import FencedError
+from coordinator.service.overview.facts import kept_facts
 from edge_sdk.program.control import ControlCommand, ControlSocket
 from edge_sdk.program.files import lock_file, make_folder
 from edge_sdk.program.logs import fact, log_scope
@@ -185,6 +188,8 @@ class RunFile:
     started: bool = False
     """True once a run of its present task was started; else what is shown of that is another's."""
     take_over: bool = False
+    length: int = 0
+    """Rounds, or updates, that it was made to have when it started or was complete."""
 
     def facts(self, now: float) -> dict[str, Any]:
         """Describe it for lists."""
@@ -461,6 +466,7 @@ class Supervisor:
         """Note how a run is, and how it ended."""
         thread, now = each.thread, self._clock()
         if thread is None:
+            self._lengthen(each)
             return
         if not thread.ended:
             if each.standing is RunStanding.STARTING and thread.watchdog.began.is_set():
@@ -475,6 +481,8 @@ class Supervisor:
         elif thread.end is ServeEnd.COMPLETE:
             each.standing, each.due_s = RunStanding.COMPLETE, None
             self._tell(each, "the run is complete")
+            if each.config is not None and kept_facts(each.config.run.folder).get("finished"):
+                each.length = _length(each.config.run.folder)  # else rounds were added since
         elif thread.end is ServeEnd.ORDERED:
             each.standing, each.due_s = RunStanding.STOPPED, None
             self._tell(each, f"stopped, as asked; to go on, save {each.path.name} again")
@@ -484,6 +492,14 @@ class Supervisor:
             self._pause(each, "it stopped by itself")
         if stopping:  # its file has changed, or is gone
             each.due_s = now if again else None
+
+    def _lengthen(self, each: RunFile) -> None:
+        """Let a complete run start again if rounds were added."""
+        if each.standing is not RunStanding.COMPLETE or each.due_s is not None:
+            return
+        if each.config is not None and _length(each.config.run.folder) > each.length:
+            each.failures, each.due_s = 0, self._clock()
+            self._tell(each, "rounds were added: it goes on")
 
     def _judge(self, each: RunFile, error: BaseException) -> None:
         """Decide what becomes of a run that failed."""
@@ -539,7 +555,7 @@ class Supervisor:
 
         self._forget(each)
         self._show(each, None)
-        each.started = True
+        each.started, each.length = True, _length(config.run.folder)
         each.standing, each.error, each.due_s = RunStanding.STARTING, None, None
         each.thread = RunThread(work, f"run {task}")
         each.thread.start()
@@ -629,6 +645,15 @@ def raise_limits() -> None:
     if soft != resource.RLIM_INFINITY and soft < most:
         with suppress(OSError, ValueError):
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
+
+
+def _length(folder: Path) -> int:
+    """Return the rounds, or updates, that a run was made to have; 0: it was not served yet."""
+    try:
+        steered = read_steered(folder)
+        return int(steered.value(length_of(steered.file)) or 0)
+    except (RunError, OSError):
+        return 0  # the next start says what is wrong
 
 
 def _gone(each: RunFile) -> bool:

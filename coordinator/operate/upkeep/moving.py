@@ -16,7 +16,7 @@ import argparse
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -75,8 +75,8 @@ def add_commands(commands: Any) -> None:
         nargs="?",
         const=Path(),
         metavar="DIR",
-        help="with the certificate authority, its keys and open join codes (default: identity in "
-        "the run's folder, or beside it)",
+        help="with the certificate authority, its keys and open join codes (default: that of the "
+        "last start, or identity in the run's folder or beside it)",
     )
     pack.set_defaults(run=_pack)
     unpack = commands.add_parser(
@@ -166,21 +166,52 @@ def _drop_drafts(out: Path) -> None:
 
 def find_identity(folder: Path, named: Path) -> Path:
     """Return the folder of the authority; `named` empty: it is looked for. Raises `ConfigError`."""
-    places = [folder / IDENTITY, folder.absolute().parent / IDENTITY] if not named.name else [named]
-    found = next((each for each in places if (each / "ca.key").is_file()), None)
+    places = [named] if named.name else _usual_places(folder)
+    found = _authority_in(places)
     if found is None:
         looked = " nor ".join(map(str, places))
         raise ConfigError(f"there is no certificate authority in {looked}: name its folder")
     return found
 
 
-def stop_run(folder: Path, *, wait_s: float = STOP_S) -> None:
+def _usual_places(folder: Path) -> list[Path]:
+    """Return the places of a run's authority: that of the last start, and those by default."""
+    from coordinator.checksums import open_json
+    from coordinator.run.folder import START
+
+    places = [folder / IDENTITY, folder.absolute().parent / IDENTITY]
+    with suppress(OSError, ValueError, KeyError, TypeError):  # a run does not need that file
+        places.insert(0, Path(open_json((folder / START).read_bytes())["authority"]))
+    return places
+
+
+def _authority_in(places: list[Path]) -> Path | None:
+    return next((each for each in places if (each / "ca.key").is_file()), None)
+
+
+def left_behind(folder: Path, *, move: bool) -> str | None:
+    """Say which authority a pack without one leaves behind; None: none is known."""
+    found = _authority_in(_usual_places(folder))
+    if found is None:
+        return None
+    said = f"warning: the pack is without the certificate authority in {found}"
+    if not move:
+        return f"{said}: keep a copy of it, or pack with --identity"
+    return (
+        f"{said}. Without it, serve makes a new one, and no device that has joined can connect: "
+        f"copy {found} to the other machine, beside run.toml, or pack with --identity"
+    )
+
+
+def stop_run(folder: Path, *, wait_s: float = STOP_S, move: bool = False) -> None:
     """Let the process that serves a run stop, and wait until it has. Raises `ControlError`."""
     from coordinator.run.errors import RunError
+    from coordinator.run.steering.audit import MOVING
     from edge_sdk.program.control import NotServedError, ask_run
 
     try:
-        ask_run(folder, "stop", when="now", by=account())
+        by = f"{account()} {MOVING}" if move else account()
+        ask_run(folder, "stop", when="now", by=by)
     except NotServedError:
         return
     until = time.monotonic() + wait_s
@@ -226,7 +257,7 @@ def unpack_run(
 
     if not file.is_file():
         raise ConfigError(f"{file} is not a file")
-    check_folder_free(to)
+    check_folder_free(to, "unpack the run")
     with file.open("rb") as stream:
         header, start = read_header(stream, str(file))
         for path, _ in header.files:
@@ -309,7 +340,7 @@ def _pack(arguments: argparse.Namespace) -> int:
     named: Path | None = arguments.identity
     identity = None if named is None else find_identity(folder, named)
     if arguments.stop:
-        stop_run(folder)
+        stop_run(folder, move=arguments.move)
     elif is_served(folder):
         raise ConfigError(f"{folder} is being served: stop it first, or add --stop")
     with _bar() as progress:
@@ -317,6 +348,8 @@ def _pack(arguments: argparse.Namespace) -> int:
     print(f"{out}: {size:,} B")
     if identity is not None:
         print(f"it holds the keys of {identity}, unencrypted: whoever reads it can admit devices")
+    elif warning := left_behind(folder, move=arguments.move):
+        print(warning, file=sys.stderr)
     if arguments.move:
         print(f"{folder}: serve refuses this folder from now on, unless with --take-over")
     return 0

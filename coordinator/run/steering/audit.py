@@ -19,6 +19,8 @@ from coordinator.run.history import news_of
 from coordinator.run.lines import Lines, read_lines
 
 AUDIT = "audit.jsonl"
+MOVING = "(pack --move)"
+"""End of the author of a stop after which the run goes on elsewhere."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +41,11 @@ class AuditEntry:
     def words(self) -> str:
         """The command for people, without its author and time."""
         return order_words(self.what, self.details)
+
+
+def is_moving(entry: AuditEntry | None) -> bool:
+    """True for a stop after which the run goes on elsewhere."""
+    return entry is not None and entry.what == "stop" and entry.by.endswith(MOVING)
 
 
 def order_words(what: str, details: Mapping[str, Any]) -> str:

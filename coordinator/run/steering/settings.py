@@ -99,6 +99,8 @@ def with_settings(machine: AnyRunConfig, changed: Settings) -> AnyRunConfig:
         rule = replace(machine.local_rule, **local) if local else machine.local_rule  # type: ignore[arg-type]
     except MessageError as error:
         raise ConfigError(str(error)) from error
+    if isinstance(machine, RoundsConfig) and "rounds" in others:
+        others["planned"] = machine.planned or machine.rounds  # those of run.toml
     return replace(machine, local_rule=rule, **others)  # type: ignore[arg-type]
 
 

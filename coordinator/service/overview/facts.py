@@ -42,6 +42,8 @@ class RunFacts:
     settings: Mapping[str, Any] = field(default_factory=dict)
     served: bool = True
     """False: the overview is made of the folder of a run that nobody serves."""
+    starting: bool = False
+    """True: it is not served yet, and a process is about to."""
     finished: int | None = None
     """The round with which the run was complete; None: it was not."""
 

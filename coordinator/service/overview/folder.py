@@ -16,6 +16,7 @@ from coordinator.run.folder import (
     Run,
     checkpoint_path,
     checkpoint_rounds,
+    is_starting,
     read_about,
     read_checkpoint,
     read_counters,
@@ -37,8 +38,9 @@ TRIES = 3
 def overview_of(folder: Path) -> Overview:
     """Return the overview of a run that is not served, from its folder alone.
 
-    Its state is `finished` or `stopped`, no device is present, and what only a served run knows is
-    unknown. Raises `ConfigError` if there is no run, `RunError` if its identity is damaged.
+    Its state is `finished` or `stopped`, or `starting` if a process is about to serve it. No device
+    is present, and what only a served run knows is unknown. Raises `ConfigError` if there is no
+    run, `RunError` if its identity is damaged.
     """
     history = _lines(folder)  # first: it checks the folder
     about, _ = read_about(folder)
@@ -49,6 +51,7 @@ def overview_of(folder: Path) -> Overview:
         folder=folder.absolute(),
         plan=plan,
         served=False,
+        starting=is_starting(folder),
         **kept_facts(folder),
     )
     overview = Overview(facts, history=history)

@@ -468,6 +468,8 @@ class Overview(Onlooker):
     # -- inside, with the lock held ---------------------------------------------------------
 
     def _state(self) -> str:
+        if self._facts.starting:
+            return "starting"
         if self._finished:
             return "finished"
         if self._stopped or not self._facts.served:

@@ -65,7 +65,7 @@ def view_lines(standing: dict[str, Any], width: int, height: int) -> list[ViewLi
 def watch(read: Callable[[], dict[str, Any]], *, every_s: float = EVERY_S) -> None:
     """Show what `read` returns, again and again, until `q` or Ctrl-C."""
     colours = "NO_COLOR" not in os.environ
-    with suppress(KeyboardInterrupt), _keys() as pressed, _screen(colours) as show:
+    with suppress(KeyboardInterrupt), open_keys() as pressed, _screen(colours) as show:
         while True:
             size = shutil.get_terminal_size((80, 24))
             show(view_lines(read(), size.columns, size.lines))
@@ -219,7 +219,7 @@ def _draw(lines: list[ViewLine]) -> None:
 
 
 @contextmanager
-def _keys() -> Iterator[Callable[[float], bool]]:
+def open_keys() -> Iterator[Callable[[float], bool]]:
     """Give a function that waits, and tells if `q` was pressed meanwhile."""
     try:
         import termios

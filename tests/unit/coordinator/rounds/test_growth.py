@@ -23,6 +23,7 @@ from coordinator.rounds.synchronous import (
     resume,
     start,
 )
+from coordinator.run.steering.settings import with_settings
 from edge_sdk.protocol.messages.round import RoundOpen
 from tests.unit.coordinator.rounds.driven import said
 from tests.unit.coordinator.rounds.test_rounds import CONFIG, Coordinator, bid
@@ -39,8 +40,26 @@ def test_largest_level_rises_and_small_levels_get_more_rounds() -> None:
     largest = largest_of(config)
     # 1 / 0.25² : 1 / 0.5² is 4 : 1, of 90 rounds.
     assert largest == [0.25] * 72 + [0.5] * 18 + [1.0] * 10
-    assert config.growth == "25% until round 72, 50% until round 90"
-    assert replace(config, grow=0.0).growth == replace(config, rounds=1).growth == ""
+    assert config.growth() == "25% until round 72, 50% until round 90"
+    assert replace(config, grow=0.0).growth() == replace(config, rounds=1).growth() == ""
+
+
+def test_growth_in_words_leaves_out_what_is_over() -> None:
+    config = replace(GROWING, levels=(1.0, 0.5, 0.25), rounds=100, grow=0.9)
+    assert config.growth(80, 0.5) == "50% until round 90"
+    assert config.growth(20, 0.5) == "50% until round 90"  # the model never shrinks
+    assert config.growth(20, 1.0) == config.growth(90) == ""
+
+
+def test_added_rounds_train_the_whole_model() -> None:
+    config = replace(GROWING, levels=(1.0, 0.5, 0.25), rounds=100, grow=0.9)
+    longer = with_settings(config, {"rounds": 5000})
+    assert largest_of(longer) == largest_of(config) + [1.0] * 4900
+    assert longer.growth() == config.growth()
+    assert with_settings(longer, {"rounds": 9000}).growth() == config.growth()
+    patient = replace(longer, patience=5)
+    assert not patient.is_over(94, (0.5, 20))
+    assert patient.is_over(95, (0.5, 20))
 
 
 @given(

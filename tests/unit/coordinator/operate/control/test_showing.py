@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import io
 import json
+import os
+import pty
+import subprocess
+import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from coordinator.cli import main
 from coordinator.operate.control.overview import overview_commands
-from coordinator.operate.control.showing import NOBODY
+from coordinator.operate.control.showing import NOBODY, NONE_FITS
+from coordinator.operate.control.tables import runs_table, status_table
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.rows import COLUMNS
 from edge_sdk.program.control import MAX_LINE_BYTES, ControlSocket, ask_run
 from edge_sdk.protocol.messages.condition import Condition
 from edge_sdk.protocol.messages.round import Bid
 from tests.unit.coordinator.service.service_world import World, Worlds, rounds_config
+from tests.waiting import HANGS_S
 
 
 @contextmanager
@@ -118,7 +127,68 @@ def test_filters_and_json(world: World, capsys: pytest.CaptureFixture[str]) -> N
 def test_nobody_is_said_so(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     with served(world):
         text = shown(capsys, "devices", world.folder, "--filter", "battery>0.99")
-    assert text == f"{NOBODY}\n"
+    assert text == f"{NONE_FITS}\n"
+
+
+def test_run_without_devices_is_told_from_filters_that_none_fits(
+    worlds: Worlds, capsys: pytest.CaptureFixture[str]
+) -> None:
+    world = worlds.make(rounds_config())
+    assert shown(capsys, "devices", world.folder, "--filter", "battery>0.9") == f"{NOBODY}\n"
+
+
+def test_runs_are_listed_with_task_and_folder_in_full() -> None:
+    console = Console(width=80, file=io.StringIO())
+    devices = {"present": 12, "known": 12}
+    rows = [
+        {
+            "task": f"digits-with-a-rather-long-name-{name}",
+            "folder": f"/srv/runs/berlin/{name}/run",
+            "state": "running",
+            "round": 1234,
+            "rounds": 5000,
+            "accuracy": 0.9123,
+            "devices": devices,
+            "waits_for": f"round 1235: movements of {name} and many other devices",
+        }
+        for name in ("one", "two")
+    ]
+    console.print(runs_table(rows, top=Path("/srv/runs"), width=80))
+    assert isinstance(console.file, io.StringIO)
+    lines = console.file.getvalue().splitlines()
+    assert max(map(len, lines)) <= 80
+    text = "\n".join(lines)
+    assert "…" not in text
+    for words in ("berlin/one/run", "berlin/two/run", "1234 of 5000", "91.23%", "12/12"):
+        assert words in text
+    joined = "".join("".join(line[:20].split()) for line in lines)
+    assert joined.count("digits-with-a-rather") == 2
+
+
+def test_accuracy_names_the_level_of_each_number(world: World) -> None:
+    status = world.service.overview.status()
+    status |= {"accuracy": 0.7806, "best": {"accuracy": 0.7889, "level": 0.75, "round": 3}}
+    console = Console(width=100, file=io.StringIO())
+    console.print(status_table(status))
+    assert isinstance(console.file, io.StringIO)
+    text = console.file.getvalue()
+    assert "78.06% (level 100%); best 78.89% (level 75%, round 3)" in text
+
+
+def test_watching_on_a_terminal_ends_with_q(world: World) -> None:
+    master, slave = pty.openpty()
+    command = "from coordinator.cli import main; raise SystemExit(main())"
+    arguments = [sys.executable, "-c", command, "status", str(world.folder), "--watch"]
+    with subprocess.Popen(arguments, stdin=slave, stdout=slave, stderr=slave) as watching:
+        os.close(slave)
+        while b"tiny" not in os.read(master, 65536):
+            pass
+        os.write(master, b"q")
+        with suppress(OSError):  # Linux ends a terminal that nobody has by an error
+            while os.read(master, 65536):
+                pass
+        assert watching.wait(HANGS_S) == 0
+    os.close(master)
 
 
 def test_mistakes_are_explained(world: World, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,6 +14,7 @@ from coordinator.cli import main
 from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.steering import steering_commands
+from coordinator.run.folder import Run
 from edge_sdk.program.control import ControlSocket, ask_run
 from tests.unit.coordinator.service.service_world import World, Worlds, rounds_config
 
@@ -120,7 +121,28 @@ def test_stopped_run_is_steered_in_its_folder(world: World, typed: Type) -> None
     assert "may take part again" in typed("allow", run, "b")
     listed = typed("set", run).splitlines()
     assert any(line.startswith("quorum") and "run.toml: none; by " in line for line in listed)
-    assert any(line.startswith("rounds") and " 8 " in line for line in listed)
+    assert not any(line.startswith("rounds") for line in listed)  # it cannot be set
+    assert "9 rounds in all" in typed("rounds", run, "+1")
+
+
+def test_commands_to_a_run_that_starts_say_to_wait(world: World, typed: Type) -> None:
+    run = world.folder
+    world.stop()
+    with Run(run) as opened:
+        opened.note_starting(True)
+        for words in (("resume", run), ("stop", run), ("page", run), ("codes", "list", run)):
+            assert "the run is starting; try again in a moment" in typed(*words, code=2)
+        assert "starting" in typed("status", run)
+
+
+def test_status_tells_a_pause_from_the_state(world: World, typed: Type) -> None:
+    run = world.folder
+    world.stop()
+    typed("pause", run)
+    lines = [" ".join(line.split()) for line in typed("status", run).splitlines()]
+    assert "state stopped" in lines
+    (paused,) = (line for line in lines if line.startswith("paused"))
+    assert paused.endswith(" UTC: the next start waits for resume")
 
 
 @pytest.mark.parametrize(
@@ -129,6 +151,7 @@ def test_stopped_run_is_steered_in_its_folder(world: World, typed: Type) -> None
         (("set", "{run}", "learning_rat", "1"), "did you mean 'learning_rate'"),
         (("set", "{run}", "learning_rate"), "give a value"),
         (("rounds", "{run}", "many"), "a whole number of rounds to add, such as +20"),
+        (("rounds", "{run}", "500"), "{run} +500"),
         (("rounds", "{run}", "-5"), "rounds can only be added"),
         (("allow", "{run}", "a"), "'a' is not quarantined; quarantined devices: none"),
         (("quarantine", "{run}", "x"), "no device 'x'"),
@@ -142,7 +165,7 @@ def test_mistakes_are_explained(
 ) -> None:
     world.stop()
     said = typed(*(word.format(run=world.folder) for word in words), code=2)
-    assert error in said
+    assert error.format(run=world.folder) in said
     assert "Traceback" not in said
 
 

@@ -148,6 +148,8 @@ def test_comparison_is_at_equal_cost(
     assert plot.read_bytes().startswith(b"\x89PNG")
     said = capsys.readouterr().out
     assert re.search(r"best accuracy +60\.00% \(round 2\) +90\.00% \(round 4\)", said)
+    assert re.search(r"^time +\d+ s +\d+ s$", said, re.MULTILINE)
+    assert not re.search(r"^hours", said, re.MULTILINE)
     assert re.search(r"skips +1: as scripted 1 +1: as scripted 1", said)
     assert main([*command[:-3], "plot.gif"]) == 2
 
@@ -215,6 +217,8 @@ def test_page_needs_nothing_and_escapes_what_devices_say(
     assert page.found.count("polyline") >= 3  # levels against rounds, hours, bytes
     assert page.found.count("rect") > 5  # blocks
     assert "60.00%" in page.texts
+    assert "time" in page.texts
+    assert "hours" not in page.texts
     capsys.readouterr()
     assert main(["report", str(folder), "--out", str(out)]) == 2
     assert "already exists" in capsys.readouterr().err

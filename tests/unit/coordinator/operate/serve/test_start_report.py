@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,9 @@ import pytest
 
 from coordinator.operate.config import read_config
 from coordinator.operate.serve.serving import start_report
+from coordinator.rounds.state import RoundsConfig
 from coordinator.run.folder import About, Run, create_run
+from coordinator.run.steering.settings import with_settings
 from coordinator.service.service import ServiceConfig
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -61,3 +64,34 @@ def test_start_says_once_how_much_of_the_model_is_never_trained(
         return
     assert len(said) == 1
     assert "warning: 50.0% of the parameters lie between tied fragments" in said[0]
+
+
+def test_start_says_how_the_model_grows_and_added_rounds_change_nothing(tmp_path: Path) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[task]\nname = 't'\nsource = 't.py:f'\n[run]\nfolder = 'run'\nrounds = 30\ngrow = 0.5\n"
+        "widths = 'sandwich'\nlevels = [1.0, 0.5]\n"
+        "[rule]\nname = 'ra-fed'\n[mask]\nname = 'nested'\n"
+    )
+    config = read_config(tmp_path / "run.toml", environment={})
+    about = About(task="t", run="0123456789abcdef", source="t.py:f", batch_size=32)
+    weights = {"w": np.zeros((2, 6), dtype=np.float32)}
+    create_run(config.run.folder, about, SavedModel(PLAN, weights, {}, MANIFEST, {}))
+    machine = config.machine(PLAN)
+    assert isinstance(machine, RoundsConfig)
+    machine = with_settings(machine, {"rounds": 5030})
+    service = ServiceConfig(
+        machine=machine, down=Encoding(), keeping=config.keeping, chunk_bytes=65536
+    )
+
+    def grows(run: Run) -> list[str]:
+        lines = start_report(config, run, service, BrokerSettings(host="localhost"), None)
+        return [line for line in lines if line.startswith("grows")]
+
+    with Run(config.run.folder) as run:
+        assert grows(run) == ["grows      50% until round 15"]
+        newest = run.latest()
+        covered = np.ones_like(newest.fleet.times_covered)
+        whole = replace(newest, fleet=replace(newest.fleet, times_covered=covered))
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(run, "latest", lambda: whole)
+            assert grows(run) == ["grows      no more: it trains the whole model"]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +27,16 @@ from coordinator.operate.serve.supervising import (
     StopRequestedError,
     Supervisor,
 )
-from coordinator.run.folder import RunError
+from coordinator.run.folder import RunError, write_json
+from coordinator.run.steering.orders import STEERING, SettingChange, Steered
 from coordinator.service.outgoing.fence import FencedError
+from coordinator.service.overview.facts import RunFacts, keep_facts
 from edge_sdk.program.watchdog import Watchdog
 from edge_sdk.transport.settings import DeniedError
+from tests.unit.coordinator.service.service_world import PLAN
 from tests.waiting import HANGS_S, until
+
+FACTS = RunFacts(task="a", run="r", folder=None, plan=PLAN)
 
 
 class Ending:
@@ -248,6 +253,59 @@ def test_complete_run_stays_listed_and_goes_on_when_it_gets_more_to_do(stage: St
     assert len(stage.starts) == 1
     stage.write("a", steps=2)
     stage.reaches("a", "served")
+
+
+def lengthen(folder: Path, rounds: int) -> None:
+    """Write what `tessera-coordinator rounds` leaves in a run's folder."""
+    folder.mkdir(exist_ok=True)
+    steered = Steered(file={"rounds": 6}, changes={"rounds": changed(rounds)})
+    write_json(folder / STEERING, asdict(steered))
+
+
+def changed(rounds: int) -> SettingChange:
+    return SettingChange(by="anna", time=1.0, value=rounds)
+
+
+def test_complete_run_goes_on_when_rounds_are_added(stage: Stage) -> None:
+    stage.write("a")
+    lengthen(stage.folder / "run-a", 8)
+    stage.reaches("a", "served")
+    keep_facts(stage.folder / "run-a", replace(FACTS, finished=8))
+    stage.end("a")
+    stage.reaches("a", "complete")
+    stage.look(3)
+    assert len(stage.starts) == 1
+    lengthen(stage.folder / "run-a", 9)
+    stage.reaches("a", "served")
+    assert "rounds were added: it goes on" in "".join(stage.said)
+
+
+def test_run_that_got_rounds_once_it_had_ended_goes_on(stage: Stage) -> None:
+    """As while devices try its last model."""
+    stage.write("a")
+    lengthen(stage.folder / "run-a", 8)
+    stage.reaches("a", "served")
+    lengthen(stage.folder / "run-a", 9)
+    keep_facts(stage.folder / "run-a", FACTS)
+    stage.end("a")
+    until(lambda: stage.state("a") and len(stage.starts) == 2, stage.supervisor.listing)
+    keep_facts(stage.folder / "run-a", replace(FACTS, finished=9))
+    stage.end("a")
+    stage.reaches("a", "complete")
+    stage.look(3)
+    assert len(stage.starts) == 2
+
+
+def test_run_that_was_lengthened_in_time_is_complete_once(stage: Stage) -> None:
+    stage.write("a")
+    lengthen(stage.folder / "run-a", 8)
+    stage.reaches("a", "served")
+    lengthen(stage.folder / "run-a", 9)
+    keep_facts(stage.folder / "run-a", replace(FACTS, finished=9))
+    stage.end("a")
+    stage.reaches("a", "complete")
+    stage.look(3)
+    assert len(stage.starts) == 1
 
 
 @pytest.mark.parametrize(

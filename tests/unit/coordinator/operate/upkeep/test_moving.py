@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +20,15 @@ from coordinator.aggregate.rules import RULES
 from coordinator.checksums import seal_json
 from coordinator.cli import main
 from coordinator.errors import CoordinatorError
+from coordinator.operate.config import read_config
 from coordinator.operate.http.access.tokens import Role, make_tokens, token_path
 from coordinator.operate.results.record import read_record
 from coordinator.operate.serve.charge import take_charge
+from coordinator.operate.serve.start import note_start
 from coordinator.operate.upkeep.archive import MAGIC, PackError, read_header
 from coordinator.operate.upkeep.moving import pack_run, unpack_run
 from coordinator.run.folder import Run
+from coordinator.run.steering.audit import MOVING, AuditEntry, is_moving
 from coordinator.service.outgoing.fence import FencedError
 from edge_sdk.program.command import account
 from edge_sdk.program.control import ControlSocket
@@ -92,6 +96,9 @@ def test_run_goes_on_elsewhere_with_the_same_bits(
     assert main(["pack", str(folder), "--out", str(pack)]) == 2
     assert "nothing is overwritten" in capsys.readouterr().err
     assert main(["unpack", str(pack), "--to", str(there)]) == 2
+    assert "cannot unpack the run in" in capsys.readouterr().err
+    assert main(["unpack", str(pack), "--to", str(tmp_path / "no" / "there")]) == 2
+    assert "its parent folder does not exist" in capsys.readouterr().err
     assert main(["pack", str(folder), "--out", str(folder / "inside")]) == 2
     with Run(folder):
         assert main(["pack", str(folder), "--out", str(tmp_path / "other")]) == 2
@@ -164,10 +171,37 @@ def test_identity_goes_along_if_asked_for(
     authority = tmp_path / "identity"
     authority.mkdir()
     (authority / "ca.key").write_text("key")
+    assert main(["pack", str(folder), "--out", str(tmp_path / "plain")]) == 0
+    assert (
+        f"without the certificate authority in {authority}: keep a copy" in capsys.readouterr().err
+    )
     assert main(["pack", str(folder), "--out", str(pack), "--identity"]) == 0
     assert "unencrypted" in capsys.readouterr().out
     unpack_run(pack, tmp_path / "there")
     assert (tmp_path / "there/identity/ca.key").read_text() == "key"
+
+
+def test_move_without_the_authority_warns(
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = interrupted(worlds).folder
+    config = tmp_path / "conf" / "run.toml"
+    (tmp_path / "conf" / "identity").mkdir(parents=True)
+    (tmp_path / "conf" / "identity" / "ca.key").write_text("key")
+    config.write_text(f'[task]\nname = "t"\nsource = "t.py:f"\n[run]\nfolder = "{folder}"\n')
+    note_start(folder, read_config(config, environment={}))
+    assert main(["pack", str(folder), "--out", str(tmp_path / "pack"), "--move"]) == 0
+    said = capsys.readouterr().err
+    assert f"without the certificate authority in {config.parent / 'identity'}" in said
+    assert "--identity" in said
+
+
+def test_stop_for_a_move_is_told_from_others() -> None:
+    stop = AuditEntry(id="1", time=1.0, by="anna", what="stop", details={"when": "now"})
+    assert is_moving(replace(stop, by=f"anna {MOVING}"))
+    assert not is_moving(stop)
+    assert not is_moving(replace(stop, by=f"anna {MOVING}", what="resume"))
+    assert not is_moving(None)
 
 
 def test_tokens_of_the_page_stay_where_they_are(worlds: Worlds, tmp_path: Path) -> None:
@@ -181,8 +215,9 @@ def test_tokens_of_the_page_stay_where_they_are(worlds: Worlds, tmp_path: Path) 
     )
 
 
+@pytest.mark.parametrize("move", [(), ("--move",)])
 def test_served_run_is_stopped_first_if_asked_for(
-    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    worlds: Worlds, tmp_path: Path, capsys: pytest.CaptureFixture[str], move: tuple[str, ...]
 ) -> None:
     folder = interrupted(worlds).folder
     asked: list[dict[str, str]] = []
@@ -210,11 +245,11 @@ def test_served_run_is_stopped_first_if_asked_for(
         assert main(command) == 2
         assert "is being served: stop it first, or add --stop" in capsys.readouterr().err
         assert not asked
-        assert main([*command, "--stop"]) == 0
+        assert main([*command, "--stop", *move]) == 0
     finally:
         stop.set()
         server.join()
-    assert asked == [{"when": "now", "by": account()}]
+    assert asked == [{"when": "now", "by": account() + (f" {MOVING}" if move else "")}]
     assert read_record(folder).state == "stopped"
     unpack_run(tmp_path / "pack", tmp_path / "there")
 

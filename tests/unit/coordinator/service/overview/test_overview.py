@@ -12,6 +12,10 @@ import pytest
 from coordinator.aggregate.rules import RULES
 from coordinator.errors import ConfigError
 from coordinator.rounds.report import DeviceRound
+from coordinator.run.errors import RunError
+from coordinator.run.folder import Run
+from coordinator.run.steering import stopped
+from coordinator.run.steering.settings import values_of
 from coordinator.service.overview.blocks import step_squares
 from coordinator.service.overview.facts import RunFacts, facts_of, keep_facts, kept_facts
 from coordinator.service.overview.folder import overview_of
@@ -334,6 +338,36 @@ def test_run_that_is_not_served_is_read_from_its_folder(worlds: Worlds) -> None:
     assert blocks["tensors"][0]["blocks"][0]["covered"] == 4
     (world.folder / "settings.json").write_bytes(b"damaged")
     assert kept_facts(world.folder) == {}
+    assert overview_of(world.folder).status()["state"] == "stopped"
+
+
+def test_run_that_is_about_to_be_served_is_starting(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
+    world.stop()
+    with Run(world.folder) as run:
+        assert overview_of(world.folder).status()["state"] == "stopped"
+        run.note_starting(True)
+        assert overview_of(world.folder).status()["state"] == "starting"
+        with pytest.raises(RunError, match="the run is starting; try again in a moment"):
+            Run(world.folder)
+        run.note_starting(False)
+        assert overview_of(world.folder).status()["state"] == "stopped"
+        run.note_starting(True)
+    assert overview_of(world.folder).status()["state"] == "stopped"  # it was killed
+    with Run(world.folder):
+        assert overview_of(world.folder).status()["state"] == "stopped"
+
+
+def test_finished_run_that_got_more_rounds_is_stopped(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config())
+    world.add("one")
+    world.add("two")
+    world.service._steering.begin(values_of(world.machine))
+    world.settle()
+    keep_facts(world.folder, world.service.overview.facts)
+    world.stop()
+    assert overview_of(world.folder).status()["state"] == "finished"
+    stopped.lengthen(world.folder, 30, "anna")
     assert overview_of(world.folder).status()["state"] == "stopped"
 
 
