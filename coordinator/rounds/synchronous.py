@@ -45,8 +45,6 @@
     any       Barred                         same      –; a device's bids are declined; it is not
                                                        waited for, and a movement that was kept is
                                                        rejected at the close
-    WAITING,  Bid (level) for the round that same      Send(RoundClosed): the device bids anew, as
-    FINISHED  is over                                  after a restart, and its verdict stands
     any       RoundsHeld                     same      –; once no round is open, none opens
     BIDDING   RoundsHeld, nobody present     WAITING   –; the round is void
     WAITING   RoundsHeld: no longer; enough  BIDDING   Broadcast(RoundOpen)
@@ -372,17 +370,11 @@ def _on_held(config: RoundsConfig, state: RoundsState, held: bool, now: float) -
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
     if bid.round != state.round:
         return state, []
-    between = state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
-    past = state.past.get(bid.round)
-    if between and bid.level is not None and past is not None and bid.device in past.outcomes:
-        return state, [Send(bid.device, RoundClosed(round=bid.round))]
     if bid.device not in state.selected:
         declined = declines(state.fleet.standings, bid.device)
-        if bid.level is None:
+        if not declined or bid.level is None:
             return state, []
-        if declined:
-            return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
-        return state, [Send(bid.device, RoundClosed(round=bid.round))] if between else []
+        return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
     if state.phase is RoundPhase.BIDDING:
         if bid.device in state.replayed or bid.device in state.keeping_replays:
             return state, []  # it has already bid in this round

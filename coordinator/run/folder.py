@@ -90,6 +90,7 @@ from coordinator.task.saved_model import (
 from edge_sdk.program.files import (
     lock_file,
     make_folder,
+    mark,
     remove,
     remove_folder,
     remove_leftovers,
@@ -334,9 +335,7 @@ class Run:
     def note_starting(self, starting: bool) -> None:
         """Note for commands that this process is about to serve the run, or that it answers."""
         if self._lock is not None:
-            os.ftruncate(self._lock, 0)
-            if starting:
-                os.pwrite(self._lock, STARTING, 0)
+            mark(self._lock, STARTING if starting else b"")
 
     def close(self) -> None:
         """Let other processes open the run."""
@@ -972,5 +971,5 @@ def _lock(folder: Path) -> int:
             if _says_starting(folder):
                 raise RunError(starting_words(folder)) from error
             raise RunError(f"{folder} is open in another process: stop that process") from error
-        os.ftruncate(lock, 0)  # of a process that was killed
+        mark(lock, b"")  # what a process that was killed left there
         return lock

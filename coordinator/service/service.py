@@ -81,9 +81,9 @@ from coordinator.service.outgoing.publishing import Publisher
 from coordinator.service.outgoing.pulse import Pulse
 from coordinator.service.outgoing.rollout import NO_JUDGES, Rollout
 from coordinator.service.outgoing.sending import ChunkSending
-from coordinator.service.outgoing.views import StatusTopics
 from coordinator.service.overview.folder import overview_for
 from coordinator.service.overview.overview import Overview
+from coordinator.service.overview.views import StatusTopics
 from coordinator.service.receiving import Receiving, largest_movement, read_upload
 from coordinator.service.store import Keeping, RunOnDisk
 from edge_sdk.program.files import DiskFull, waiting_for_room

@@ -318,6 +318,13 @@ def lock_file(path: Path, *, mode: int = 0o644) -> int:
     return handle
 
 
+def mark(handle: int, content: bytes) -> None:
+    """Replace what an open file holds, such as a lock's; a crash may leave nothing."""
+    os.ftruncate(handle, 0)
+    if content:
+        os.pwrite(handle, content, 0)
+
+
 class PlacedFile:
     """A file written in place. Nothing durable may name it before `sync` returns."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import sys
@@ -9,7 +10,6 @@ from importlib import metadata
 from pathlib import Path
 
 import pytest
-from setuptools import Distribution
 
 import edge_sdk
 
@@ -86,14 +86,25 @@ def test_device_info_names_what_is_installed() -> None:
     assert re.search(r"^memory_mb +\d", result.stdout, re.MULTILINE)
 
 
-def test_wheel_has_every_file_of_the_page(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(ROOT)
-    distribution = Distribution({"name": "tessera-fl"})
-    distribution.parse_config_files()
-    command = distribution.get_command_obj("build_py")
-    command.ensure_finalized()
-    command.manifest_files = {}  # of an sdist, which is not made here
-    folder = Path("coordinator/operate/http")
-    shipped = command.find_data_files("coordinator.operate.http", str(folder))
-    files = {str(path) for path in (folder / "page").rglob("*") if path.is_file()}
-    assert files <= set(shipped)
+SHIPPED = """
+import json
+from setuptools import Distribution
+distribution = Distribution({"name": "tessera-fl"})
+distribution.parse_config_files()
+command = distribution.get_command_obj("build_py")
+command.ensure_finalized()
+command.manifest_files = {}  # of an sdist, which is not made here
+print(json.dumps(command.find_data_files("coordinator.operate.http", "coordinator/operate/http")))
+"""
+
+
+def test_wheel_has_every_file_of_the_page() -> None:
+    # In a process of its own: setuptools replaces distutils wherever it is imported.
+    done = subprocess.run(
+        [sys.executable, "-c", SHIPPED], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    shipped = set(json.loads(done.stdout.splitlines()[-1]))
+    folder = ROOT / "coordinator/operate/http/page"
+    files = {str(path.relative_to(ROOT)) for path in folder.rglob("*") if path.is_file()}
+    assert files
+    assert files <= shipped

@@ -31,5 +31,7 @@ class Peak:
 
     def _sample(self) -> None:
         with suppress(FigureError):  # it has ended; whoever waits for it will notice
-            while not self._over.wait(SAMPLE_S):
+            over = False
+            while not over:
                 self.most_bytes = max(self.most_bytes, anonymous_bytes(self._pid))
+                over = self._over.wait(SAMPLE_S)

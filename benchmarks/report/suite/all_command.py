@@ -10,11 +10,28 @@ from typing import TYPE_CHECKING, Any
 from benchmarks.report.command import Measured, add_command
 from benchmarks.report.options import UsageError, check_writable, count, names
 from benchmarks.report.progress import duration, progress
-from benchmarks.report.suite.passes import MEASURING
 from benchmarks.report.tables import table_of
 
 if TYPE_CHECKING:
     from benchmarks.report.suite.passes import CommandRun
+
+MEASURING = (
+    "step",
+    "footprint",
+    "costs",
+    "aggregate",
+    "durability",
+    "wire",
+    "ingest",
+    "deployed",
+    "load",
+    "runs",
+    "operate",
+    "fleet",
+)
+"""Commands that measure how fast something is, in the order in which they run. Left out are studies
+(they measure learning), `device` and `profile` (they describe a board), and `peers`, which needs
+other systems."""
 
 
 def add_parser(commands: Any) -> None:

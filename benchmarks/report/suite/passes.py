@@ -17,24 +17,6 @@ from benchmarks.report.figures import Figure, FigureError
 from benchmarks.report.suite.repeats import parse_figures
 from edge_sdk.program.processes import run_child
 
-MEASURING = (
-    "step",
-    "footprint",
-    "costs",
-    "aggregate",
-    "durability",
-    "wire",
-    "ingest",
-    "deployed",
-    "load",
-    "runs",
-    "operate",
-    "fleet",
-)
-"""Commands that measure how fast something is, in the order in which they run. Left out are studies
-(they measure learning), `device` and `profile` (they describe a board), and `peers`, which needs
-other systems."""
-
 _PROGRAM = "import sys; from benchmarks.cli import main; sys.exit(main(sys.argv[1:]))"
 
 

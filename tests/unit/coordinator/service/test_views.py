@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from coordinator.service.outgoing.views import ESSENTIAL, MAX_VIEW_BYTES, pack_fleet
 from coordinator.service.overview.rows import COLUMNS, new_row, shown
+from coordinator.service.overview.views import ESSENTIAL, MAX_VIEW_BYTES, pack_fleet
 from tests.unit.coordinator.service.service_world import TOPICS, World, Worlds, rounds_config
 
 
