@@ -239,7 +239,7 @@ def test_used_link_leaves_its_visitor_signed_in_to_runs_and_those_that_are_down(
         down.get_by_text(f"Is down: bad.toml: {HOSTILE}").wait_for()
         down.click()
         page.get_by_role("heading", name="bad").wait_for()
-        page.get_by_text(f"Waits for bad.toml: {HOSTILE}").wait_for()
+        page.get_by_text(f"Is down: bad.toml: {HOSTILE}").first.wait_for()
         for part in ("/fleet", "/strips", "/model", "/history"):
             visitor.go(f"#/run/bad{part}")
             page.locator("nav [aria-current=page]").wait_for()

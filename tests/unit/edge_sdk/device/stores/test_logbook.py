@@ -9,7 +9,7 @@ from pathlib import Path
 from edge_sdk.device.stores.logbook import Logbook
 from edge_sdk.protocol.messages.round import Bid
 from tests.messages import make_movement
-from tests.unit.coordinator.service.service_world import PLAN
+from tests.unit.edge_sdk.device.test_app import PLAN
 
 NOBODY = "nobody offers the task 'digits'"
 
