@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+import signal
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
 
 from benchmarks.aggregate import command as aggregate
 from benchmarks.aggregate.durability import command as durability
 from benchmarks.device.commands import boards, compare, costs, device, kit, profile
 from benchmarks.fleet import command as fleet
-from benchmarks.fleet.peers import command as peers
 from benchmarks.fleet.sweep import command as sweep
 from benchmarks.fleet.sweep import plot
+from benchmarks.network.closing import command as closing
 from benchmarks.network.deployed import command as deployed
 from benchmarks.network.ingest import command as ingest
 from benchmarks.network.load import command as load
 from benchmarks.network.many import command as runs
 from benchmarks.network.operate import command as operate
+from benchmarks.network.peers import command as peers
 from benchmarks.network.wire import command as wire
 from benchmarks.report.suite import all_command, regress_command
 from benchmarks.studies import partition
@@ -50,6 +55,7 @@ COMMANDS = (
     durability,
     wire,
     ingest,
+    closing,
     deployed,
     load,
     runs,
@@ -66,7 +72,25 @@ COMMANDS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code."""
-    return run_command(make_parser, argv, "bench")
+    with _ended_in_order():
+        return run_command(make_parser, argv, "bench")
+
+
+@contextmanager
+def _ended_in_order() -> Iterator[None]:
+    """Let SIGTERM do what Ctrl-C does: programs and processes that were started end, too."""
+
+    def end(_number: int, _frame: Any) -> None:
+        raise KeyboardInterrupt
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def make_parser() -> argparse.ArgumentParser:

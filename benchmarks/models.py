@@ -90,16 +90,6 @@ def cnn(channels: int = 3, side: int = 32) -> nn.Module:
 def depthwise_cnn() -> nn.Module:
     """Depthwise-separable blocks with BatchNorm, and one grouped convolution."""
 
-    def separable(before: int, after: int, stride: int) -> list[nn.Module]:
-        return [
-            nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
-            nn.BatchNorm2d(before),
-            nn.ReLU6(inplace=True),
-            nn.Conv2d(before, after, 1, bias=False),
-            nn.BatchNorm2d(after),
-            nn.ReLU6(inplace=True),
-        ]
-
     return nn.Sequential(
         nn.Conv2d(3, 16, 3, 2, 1),
         nn.ReLU6(),
@@ -110,6 +100,92 @@ def depthwise_cnn() -> nn.Module:
         nn.AdaptiveAvgPool2d(1),
         nn.Flatten(),
         nn.Linear(64, 10),
+    )
+
+
+def wide_kernel_cnn() -> nn.Module:
+    """FedAvg's CNN: two 5×5 convolutions of 32 and 64 channels, each pooled, and 512 hidden."""
+    return nn.Sequential(
+        nn.Conv2d(1, 32, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Conv2d(32, 64, 5, padding=2),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(64 * 7 * 7, 512),
+        nn.ReLU(),
+        nn.Linear(512, 10),
+    )
+
+
+def separable(before: int, after: int, stride: int) -> list[nn.Module]:
+    """A depthwise and a pointwise convolution, each with BatchNorm (MobileNet's block)."""
+    return [
+        nn.Conv2d(before, before, 3, stride, 1, groups=before, bias=False),
+        nn.BatchNorm2d(before),
+        nn.ReLU6(inplace=True),
+        nn.Conv2d(before, after, 1, bias=False),
+        nn.BatchNorm2d(after),
+        nn.ReLU6(inplace=True),
+    ]
+
+
+def separable_cnn() -> nn.Module:
+    """Depthwise-separable blocks behind one ordinary convolution, for 32×32 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, padding=1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU6(inplace=True),
+        *separable(32, 64, 1),
+        *separable(64, 128, 2),
+        *separable(128, 128, 1),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(128, 10),
+    )
+
+
+class InvertedResidual(nn.Module):
+    """MobileNetV2's block: widen, convolve by channel, narrow; a shortcut if it fits."""
+
+    def __init__(self, before: int, after: int, stride: int, expand: int = 4) -> None:
+        super().__init__()
+        wide = before * expand
+        self.adds = stride == 1 and before == after
+        self.block = nn.Sequential(
+            nn.Conv2d(before, wide, 1, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, wide, 3, stride, 1, groups=wide, bias=False),
+            nn.BatchNorm2d(wide),
+            nn.ReLU6(inplace=True),
+            nn.Conv2d(wide, after, 1, bias=False),
+            nn.BatchNorm2d(after),
+        )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Compute the features of the next block."""
+        out: Tensor = self.block(x)
+        return x + out if self.adds else out
+
+
+def mobilenet() -> nn.Module:
+    """A small MobileNetV2 for 32×32 images."""
+    return nn.Sequential(
+        nn.Conv2d(3, 32, 3, 2, 1, bias=False),
+        nn.BatchNorm2d(32),
+        nn.ReLU6(inplace=True),
+        InvertedResidual(32, 32, 1),
+        InvertedResidual(32, 64, 2),
+        InvertedResidual(64, 64, 1),
+        InvertedResidual(64, 96, 2),
+        nn.Conv2d(96, 256, 1, bias=False),
+        nn.BatchNorm2d(256),
+        nn.ReLU6(inplace=True),
+        nn.AdaptiveAvgPool2d(1),
+        nn.Flatten(),
+        nn.Linear(256, 10),
     )
 
 
@@ -297,6 +373,9 @@ FAMILIES: dict[str, Family] = {
     "lenet-32": Family(lambda: LeNet(3, 32), (3, 32, 32), 10),
     "cnn": Family(cnn, (3, 32, 32), 10),
     "depthwise-cnn": Family(depthwise_cnn, (3, 32, 32), 10),
+    "cnn-5x5": Family(wide_kernel_cnn, (1, 28, 28), 10),
+    "separable-cnn": Family(separable_cnn, (3, 32, 32), 10),
+    "mobilenet": Family(mobilenet, (3, 32, 32), 10),
     "text": Family(lambda: TextClassifier(5000), (40,), 4, vocabulary=5000),
     "news": Family(lambda: TextClassifier(5000, padding=0), (40,), 4, vocabulary=5000),
     "sensor-cnn": Family(sensor_cnn, (9, 128), 6),

@@ -16,9 +16,12 @@ import re
 from collections.abc import Mapping
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import xxhash
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
 
 Bytes = bytes | bytearray | memoryview
 
@@ -31,6 +34,21 @@ _TAIL = re.compile(rb', "check": "([0-9a-f]{16})"}\n')
 _TAIL_BYTES = 31
 _NO_CHECK = "0" * 2 * CHECK_BYTES
 _MARK = b'"check":"'
+_DTYPES = {
+    "|b1": "BOOL",
+    "|u1": "U8",
+    "|i1": "I8",
+    "<i2": "I16",
+    "<u2": "U16",
+    "<f2": "F16",
+    "<i4": "I32",
+    "<u4": "U32",
+    "<f4": "F32",
+    "<i8": "I64",
+    "<u8": "U64",
+    "<f8": "F64",
+}
+"""Names of types in a safetensors header."""
 
 
 class DamagedBytes(ValueError):
@@ -71,6 +89,11 @@ class RunningChecksum:
         """Take further bytes."""
         self._state.update(data)
         self.size += len(data)
+
+    @property
+    def number(self) -> int:
+        """The checksum of all bytes so far, as `checksum_number`."""
+        return int.from_bytes(self._state.digest(), "big", signed=True)
 
     @property
     def hex(self) -> str:
@@ -116,14 +139,28 @@ def open_sealed(data: Bytes) -> memoryview:
     return view[:-CHECK_BYTES]
 
 
-def save_arrays(arrays: Mapping[str, Any]) -> tuple[Bytes, ...]:
-    """Return arrays as a safetensors file with a checksum, in parts to write one by one."""
-    from safetensors.numpy import save
-
-    encoded = memoryview(save(dict(arrays), metadata={"check": _NO_CHECK}))
+def save_arrays(arrays: Mapping[str, NDArray[Any]]) -> tuple[Bytes, ...]:
+    """Return arrays, each in C order, as a safetensors file with a checksum, in parts to write one
+    by one. The arrays are not copied."""
+    ordered = sorted(arrays, key=lambda name: (-arrays[name].dtype.itemsize, name))
+    header: dict[str, Any] = {"__metadata__": {"check": _NO_CHECK}}
+    end = 0
+    for name in ordered:
+        array, start = arrays[name], end
+        end += array.nbytes
+        header[name] = {
+            "dtype": _DTYPES[array.dtype.str],
+            "shape": list(array.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(header, separators=(",", ":"), ensure_ascii=False).encode()
+    text += b" " * (-len(text) % 8)
+    encoded = memoryview(len(text).to_bytes(8, "little") + text)
     start = _place_of_check(encoded)
     before, behind = encoded[:start], encoded[start + len(_NO_CHECK) :]
-    return before, checksum(before, _NO_CHECK.encode(), behind).hex().encode(), behind
+    data = [arrays[name].data.cast("B") for name in ordered if arrays[name].size]
+    check = checksum(before, _NO_CHECK.encode(), behind, *data).hex().encode()
+    return before, check, behind, *data
 
 
 def check_arrays(data: Bytes) -> None:

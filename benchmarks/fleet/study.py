@@ -36,6 +36,7 @@ from coordinator.masks import MASKS, settle_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig
 from coordinator.service.courses.parts import Evaluator
+from coordinator.service.store import Keeping
 from coordinator.simulate.demo.digits import make_model
 from coordinator.simulate.fleet.cohorts import CohortTraining
 from coordinator.simulate.fleet.population import DevicePopulation
@@ -143,7 +144,7 @@ class Study:
                 self.machine,
                 self.model,
                 self.population,
-                threads=self.config.run.threads,
+                threads=Keeping(threads=self.config.run.threads).workers,
                 **more,
             )
             for each in self.simulation.run():

@@ -40,6 +40,7 @@ def main(backend: str, directory: str, family: str, steps: str) -> None:
     job = Job(
         groups=trainer.plan.all_groups(),
         weights=weights,
+        owned=True,
         buffers=buffers,
         rule=LocalRule(learning_rate=0.01, momentum=0.9),
         mask_stream=stream(0, "footprint", "dropout"),
@@ -81,7 +82,7 @@ def _onnx(folder: Path) -> Callable[[], Backend]:
         plan = decode_plan((folder / "plan").read_bytes())
         manifest = decode_manifest((folder / "manifest").read_bytes())
         files = {path.stem: path.read_bytes() for path in folder.glob("*.onnx")}
-        return OnnxBackend(plan, manifest, files, threads=1)
+        return OnnxBackend(plan, manifest, files, threads=1, lean=True)
 
     return make
 

@@ -4,7 +4,8 @@ The claim measured is the project's first decision: a submodel is a really small
 family and level, on the torch backend unless it says otherwise:
 
 - *slice*: the submodel of that level, at `rescale` 0;
-- *onnx*: the same job on the onnx backend, from the graphs that a device would be sent;
+- *onnx*: the same job on the onnx backend, from the graphs that a device would be sent, in the ways
+  that a device's calibration finds to be the fastest here;
 - *zero-mask*: the full model, its weights and gradients multiplied by 0 or 1 in every step. It
   computes the same numbers as the slice, the way most other frameworks do it;
 - *rescaled*: the slice at half the width with the default `rescale`, to show its cost.
@@ -33,8 +34,9 @@ from benchmarks.report.figures import Figure
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
+from edge_sdk.decide.costs.calibration import tune
 from edge_sdk.protocol.errors import TrainingError
-from edge_sdk.protocol.messages.local_rule import LocalRule
+from edge_sdk.protocol.messages.local_rule import LocalRule, Precision
 from edge_sdk.protocol.plan import LEVELS
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan, Regions
 from edge_sdk.protocol.streams import stream
@@ -58,6 +60,9 @@ MACS_FAMILIES = frozenset(family for family, _ in TARGETS)
 """Families large enough that arithmetic dominates; the target applies on both backends."""
 ONNX_TARGET = 1.0
 """Largest acceptable step of the onnx backend, in steps of torch."""
+LEAST_TURNS = 3
+LONG_STEP_S = 0.3
+"""A step that takes longer is not tried out more than once before it is measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +73,13 @@ class StepConfig:
     threads: int = 1
     reps: int = 15
     burst_s: float = 0.25
+    family_s: float = 90.0
+    """Time after which a family of long steps takes no further turns, if it had a few."""
+    tuning_s: float = 20.0
+    """Time to find the fastest ways to compute, for all levels of a family."""
     regions: Regions = "width"
+    precision: Precision = "fp32"
+    """That of the onnx backend's products."""
 
     def __post_init__(self) -> None:
         for name in ("batch", "threads", "reps"):
@@ -102,6 +113,8 @@ class StepRow:
     """`onnx_ms / step_ms`, at the same level."""
     onnx_over_macs: float
     """As `over_macs`, with the onnx backend's full model as the base."""
+    ways: str | None
+    """The ways in which the onnx backend computes; None: the graph leaves no choice."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +158,19 @@ def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
         )
 
     backend = TorchBackend(task, threads=config.threads)
-    compiled = compile_graphs(task, levels=LEVELS, batch_sizes=(config.batch,))
-    onnx = OnnxBackend(plan, compiled.manifest, compiled.files, threads=config.threads)
+    half = config.precision == "fp16"
+    compiled = compile_graphs(task, levels=LEVELS, batch_sizes=(config.batch,), half=half)
+    onnx = OnnxBackend(
+        plan,
+        compiled.manifest,
+        compiled.files,
+        threads=config.threads,
+        precision=config.precision,
+    )
+    if half and onnx.precision != config.precision:
+        raise TrainingError("this family has no graphs in fp16: they would be too coarse")
+    if not half:
+        onnx.tuned = tune(onnx, compiled.manifest, levels=LEVELS, limit_s=config.tuning_s)
     variants: dict[Key, Variant] = {}
     for level in LEVELS:
         groups = leading_groups(plan, level)
@@ -224,17 +248,24 @@ def measure_family(
     # The first burst builds graphs and fills caches; the second counts the steps of a burst.
     counts = {}
     for key, variant in variants.items():
-        time_steps(variant, batch, 2)
-        step_s = min(time_steps(variant, batch, 3))
-        counts[key] = int(min(50, max(3, config.burst_s / max(step_s, 1e-6))))
+        step_s = min(time_steps(variant, batch, 1))
+        if step_s < LONG_STEP_S:
+            step_s = min(time_steps(variant, batch, 3))
+        counts[key] = int(
+            min(50, max(1 if step_s > LONG_STEP_S else 3, config.burst_s / max(step_s, 1e-6)))
+        )
     tick()
     times: dict[Key, list[float]] = {key: [] for key in variants}
-    for _ in range(config.reps):
+    ends = time.perf_counter() + config.family_s
+    for turn in range(config.reps):
         # Variants take turns, so that other load on the machine hits all of them alike.
-        for key, variant in variants.items():
-            times[key] += time_steps(variant, batch, counts[key])
+        if turn < LEAST_TURNS or time.perf_counter() < ends:
+            for key, variant in variants.items():
+                times[key] += time_steps(variant, batch, counts[key])
         tick()
-    return _rows(name, plan, times)
+    onnx = variants["onnx", 1.0].backend
+    tuned = onnx.tuned if isinstance(onnx, OnnxBackend) else ()
+    return _rows(name, plan, times, {each.level: str(each) for each in tuned})
 
 
 def time_steps(variant: Variant, batch: Batch, count: int) -> list[float]:
@@ -254,7 +285,9 @@ def time_steps(variant: Variant, batch: Batch, count: int) -> list[float]:
     return [after - before for before, after in pairwise(stamps[1:])]
 
 
-def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[StepRow]:
+def _rows(
+    name: str, plan: ModelPlan, times: dict[Key, list[float]], ways: dict[float, str]
+) -> list[StepRow]:
     # The median of all steps. Disturbances on a shared machine only add time, and rarely to more
     # than half of the steps; the minimum would favour variants with many short steps, and varies
     # more between runs. Even so, seconds of two runs are not comparable: only ratios within one
@@ -286,6 +319,7 @@ def _rows(name: str, plan: ModelPlan, times: dict[Key, list[float]]) -> list[Ste
                 onnx_quartiles_ms=_quartiles_ms(times["onnx", level]),
                 onnx_over_torch=onnx_s / slice_s,
                 onnx_over_macs=onnx_s / onnx_full_s / macs_ratio,
+                ways=ways.get(level),
             )
         )
     return rows

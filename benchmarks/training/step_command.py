@@ -17,8 +17,11 @@ if TYPE_CHECKING:
     from benchmarks.report.imports import ImportRow
     from benchmarks.training.step import StepRow
 
-QUICK_FAMILIES = ("mlp", "mlp-2048", "cnn", "vit-small")
-STEP_FAMILIES = (*QUICK_FAMILIES, "lenet-28", "lenet-32", "text", "sensor-cnn")
+QUICK_FAMILIES = ("mlp", "mlp-2048", "cnn", "separable-cnn", "vit-small")
+STEP_FAMILIES = (
+    *("mlp", "mlp-2048", "cnn", "cnn-5x5", "separable-cnn", "mobilenet", "resnet18-gn"),
+    *("vit-small", "vit-subdismo", "lenet-28", "lenet-32", "text", "sensor-cnn"),
+)
 
 
 def add_parser(commands: Any) -> None:
@@ -33,9 +36,9 @@ def add_parser(commands: Any) -> None:
             "width (or of the blocks in a chain: --regions), against the full model, against the "
             "share of multiply-accumulates (MACs), and beside zero-masking: the full model with "
             "weights and gradients multiplied by 0 or 1; and the onnx backend's, with the same "
-            "jobs. "
+            "jobs; convolutions in the ways that a device's calibration finds to be the fastest. "
             "Variants take turns within the run. Then memory and CPU time of `import edge_sdk` in "
-            "fresh interpreters. Takes a few minutes; --quick under one."
+            "fresh interpreters. Takes a quarter of an hour; --quick under a minute."
         ),
         example="step --quick --families cnn --json step.json",
         quick="fewer and shorter turns, more noise",
@@ -55,6 +58,12 @@ def add_parser(commands: Any) -> None:
         "them in chains (vit-small, vit-subdismo, resnet18-gn), or both (default %(default)s)",
     )
     parser.add_argument(
+        "--precision",
+        choices=["fp32", "fp16"],
+        default="fp32",
+        help="that of the onnx backend's products (default %(default)s)",
+    )
+    parser.add_argument(
         "--reps", type=int, metavar="N", help="turns of each variant (default 15, quick 3)"
     )
 
@@ -70,8 +79,11 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         batch=arguments.batch,
         threads=arguments.threads,
         reps=arguments.reps if arguments.reps is not None else 3 if arguments.quick else 15,
-        burst_s=0.06 if arguments.quick else 0.2,
+        burst_s=0.05 if arguments.quick else 0.2,
+        family_s=4.0 if arguments.quick else 90.0,
+        tuning_s=3.0 if arguments.quick else 20.0,
         regions=arguments.regions,
+        precision=arguments.precision,
     )
     import_reps = min(config.reps, 6) if arguments.quick else 2 * config.reps
 

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from coordinator.aggregate.arrivals import Arrival
+from coordinator.aggregate.robust.sums import PIECE, over_shards
 from coordinator.aggregate.rules import AsyncRule
 from coordinator.aggregate.rules.fed_buff import FedBuff
 from coordinator.aggregate.rules.fed_raa import FedRaa
@@ -55,6 +56,7 @@ class GlobalModel:
         none. Set with every version (`steer`)."""
         self._encoding = encoding
         self._seed = seed
+        self._digest: str | None = None
         self._served: EncodedModel | None = None
         self._served_control: EncodedModel | None = None
         self._reserved: dict[tuple[str, int], tuple[bytes, dict[str, Array]]] = {}
@@ -79,11 +81,13 @@ class GlobalModel:
     @property
     def digest(self) -> str:
         """SHA-256 over weights and buffers: equal models, equal digests."""
-        digest = hashlib.sha256(self.theta.data)
-        for name in sorted(self.buffers):
-            digest.update(name.encode())
-            digest.update(self.buffers[name].tobytes())
-        return digest.hexdigest()
+        if self._digest is None:
+            digest = hashlib.sha256(self.theta.data)
+            for name in sorted(self.buffers):
+                digest.update(name.encode())
+                digest.update(self.buffers[name].tobytes())
+            self._digest = digest.hexdigest()
+        return self._digest
 
     @property
     def norms(self) -> NDArray[np.float64]:
@@ -134,16 +138,28 @@ class GlobalModel:
         self._reserved.pop((device, round), None)
 
     def commit(
-        self, movement: Float32, arrivals: Sequence[Arrival], *, median: bool = False
+        self,
+        movement: Float32,
+        arrivals: Sequence[Arrival],
+        *,
+        median: bool = False,
+        threads: int = 1,
     ) -> None:
         """Move θ; statistics become the mean, or the median, over the arrivals of the whole model.
 
         The memory of `movement` becomes that of the new θ. Raises `StateError`, and the model has
         not changed, if the result is not finite.
         """
-        theta = np.add(self.theta, movement, out=movement)
-        if not np.isfinite([theta.min(), theta.max()]).all():
-            raise StateError("the rule moved the model to numbers that are not finite")
+        now, theta = self.theta, movement
+
+        def work(start: int, end: int) -> None:
+            for low in range(start, end, PIECE):
+                part = theta[low : min(low + PIECE, end)]
+                np.add(now[low : low + len(part)], part, out=part)
+                if not np.isfinite([part.min(), part.max()]).all():
+                    raise StateError("the rule moved the model to numbers that are not finite")
+
+        over_shards(len(theta), threads, work)
         self._become(theta, mean_statistics(self.plan, self.buffers, arrivals, median=median))
 
     def mix(self, rule: AsyncRule, arrival: Arrival, age: int) -> None:
@@ -204,7 +220,7 @@ class GlobalModel:
     def _become(self, theta: Float32, buffers: dict[str, Array]) -> None:
         self.theta, self.buffers = theta, buffers
         self.version += 1
-        self._served = None
+        self._served = self._digest = None
 
 
 def mean_statistics(

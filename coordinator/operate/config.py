@@ -73,6 +73,7 @@ ROUNDS = 50
 UPDATES = 500
 """Default length of an asynchronous run; `ROUNDS` is that of a synchronous one."""
 
+LeastPrecision = Literal["fp32", "fp16"]
 NoticeKind = Literal["finished", "stalled", "accuracy_fell", "quarantined", "failed"]
 NOTICES: tuple[NoticeKind, ...] = (
     "finished",
@@ -195,6 +196,10 @@ class RunTable:
     classes: Classes = same_as(LocalRule, "classes")
     """Classes whose scores count in local training: `all`, or a device's `own`, which leaves out
     those that it has no sample of (with cross-entropy)."""
+    precision: LeastPrecision = "fp32"
+    """Least precise products of training that devices may choose. `fp16` also compiles graphs that
+    multiply in fp16, with weights, optimiser, losses and norms in fp32, for devices with hardware
+    that gains from it (docs/graphs.md)."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     grow: Annotated[float | None, Within(least=0, below=1), Example(0.0)] = None
     """Share of the rounds in which the model grows: they train at most a level that rises step by
@@ -219,7 +224,7 @@ class RunTable:
     `clip-median`, at the median of the round; and on top of the latter `median`, `trimmed-mean`,
     `geometric-median` or `multi-krum` instead of the mean; `root` weighs devices by their agreement
     with data of yours. `[robust]` has their numbers. Without it, `none`."""
-    threads: Count = same_as(Keeping, "threads")
+    threads: Annotated[Count | None, Example(4)] = same_as(Keeping, "threads")
     keep_last: Count = same_as(Keeping, "keep_last")
     keep_every: Count = same_as(Keeping, "keep_every")
     tensorboard: Annotated[Path | None, Example("tensorboard")] = None

@@ -50,6 +50,7 @@ def compile_task(
     levels: Sequence[float] = LEVELS,
     distillation: bool = False,
     class_masks: bool = False,
+    half: bool = False,
     hear: Callable[[str], object] = lambda _: None,
 ) -> SavedModel:
     """Trace and compile a task. Raises `GraphCompileError` with the error of its code.
@@ -62,6 +63,7 @@ def compile_task(
         batch_sizes=(batch_size,),
         distillation=distillation,
         class_masks=class_masks,
+        half=half,
         hear=hear,
     )
 

@@ -285,12 +285,14 @@ class OpenRound:
 
     round: int
     selected: Set[str]
-    bids: Mapping[str, Bid]
-    assigned: Mapping[str, GroupsByAxis]
+    bids: Mapping[str, Bid] = field(default_factory=dict)
+    assigned: Mapping[str, GroupsByAxis] = field(default_factory=dict)
     refused: Mapping[str, str] = field(default_factory=dict)
     """Devices of which a movement was refused, with the reason."""
     closed: bool = False
     """True if the round was closed and its commit waited for a survey: nothing more counts."""
+    bidding: bool = False
+    """True if no work was handed out yet: its devices bid again."""
     settings: Mapping[str, SettingValue] = field(default_factory=dict)
     """Settings that an operator had changed by the time the round opened."""
     orders: int = 0

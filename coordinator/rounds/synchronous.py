@@ -45,6 +45,8 @@
     any       Barred                         same      –; a device's bids are declined; it is not
                                                        waited for, and a movement that was kept is
                                                        rejected at the close
+    WAITING,  Bid (level) for the round that same      Send(RoundClosed): the device bids anew, as
+    FINISHED  is over                                  after a restart, and its verdict stands
     any       RoundsHeld                     same      –; once no round is open, none opens
     BIDDING   RoundsHeld, nobody present     WAITING   –; the round is void
     WAITING   RoundsHeld: no longer; enough  BIDDING   Broadcast(RoundOpen)
@@ -83,7 +85,8 @@ Rules:
 - A device that left may soon return with its movement, so the round waits for it, but only for
   `away_s` once all devices still present have answered.
 - `resume` and `recount` continue a round that was open when the previous process stopped: its
-  devices have their assignments, and movements with a receipt are on disk.
+  devices have their assignments, and movements with a receipt are on disk. If they were bidding,
+  the same devices bid again, once `min_devices` are back; a draw is not repeated.
 - While the machine is held, the open round goes on to its end, and a round that would open next
   does not: the machine waits. Which devices are present is kept up meanwhile.
 - Time comes with every event; `state.deadline` is the latest time to send `Tick`.
@@ -214,6 +217,16 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
     `recount` then counts the movements on disk; a `Tick` after that closes a complete round, and
     one that was closed already.
     """
+    if opened.bidding:
+        return replace(
+            state,
+            phase=RoundPhase.BIDDING,
+            round=opened.round,
+            refused=PersistentMap(opened.refused),
+            devices=PersistentSet(state.devices | opened.selected),
+            selected=PersistentSet(opened.selected),
+            resumed=True,
+        )
     deadline = now if opened.closed else now + config.train_deadline_s
     return replace(
         state,
@@ -241,14 +254,27 @@ def recount(
     It is checked as on arrival: the bound and the usual size are those of the last commit.
     """
     if isinstance(sent, Replay):
-        after, effects = on_replay(config, state, sent)
+        after, effects = on_replay(config, _announced(state, sent), sent)
     else:
         after, effects = on_movement(config, state, sent)
     for effect in effects:
         if isinstance(effect, Keep):
             device = effect.arrival.contribution.device
-            return on_kept(config, after, device, effect.round)[0], effect
+            return replace(on_kept(config, after, device, effect.round)[0], bids=state.bids), effect
     return state, None
+
+
+def _announced(state: RoundsState, replay: Replay) -> RoundsState:
+    """Return the state with the bid that came before a replay, which nobody has any more."""
+    bids = state.phase is RoundPhase.BIDDING and replay.round == state.round
+    return replace(state, bids=_with_replay(state, replay.movement.device)) if bids else state
+
+
+def _with_replay(state: RoundsState, device: str) -> PersistentMap[str, Bid]:
+    """Return the bids with a skip of a device that has already sent its replay."""
+    reason = "skip: its replay of this round is here"
+    skip = Bid(device=device, round=state.round, level=None, reason=reason, replays=True)
+    return state.bids.putting(device, skip)
 
 
 def without_barred(state: RoundsState) -> RoundsState:
@@ -257,6 +283,9 @@ def without_barred(state: RoundsState) -> RoundsState:
     A movement that was kept stays; it is rejected at the close.
     """
     for name in quarantined(state.fleet.standings):
+        if state.phase is RoundPhase.BIDDING:
+            state = _left_out(state, name)
+            continue
         owes = name in state.assigned or name in state.replaying
         if owes and name not in state.kept:
             declined = declines(state.fleet.standings, name)
@@ -324,7 +353,9 @@ def _on_joined(config: RoundsConfig, state: RoundsState, device: str, now: float
     if state.phase is not RoundPhase.BIDDING or known or declines(state.fleet.standings, device):
         return state, []
     # Where nobody was there, others return too: a draw waits for them, but not for ever.
-    deadline = now + config.bid_s if state.deadline is None else state.deadline
+    deadline = state.deadline
+    if deadline is None and not _awaits_return(config, state):
+        deadline = now + config.bid_s
     if config.invites(state.round) and device not in state.selected:
         return replace(state, deadline=deadline), []
     state = replace(state, selected=state.selected.adding(device), deadline=deadline)
@@ -348,14 +379,27 @@ def _on_barred(config: RoundsConfig, state: RoundsState, event: Barred, now: flo
     device = event.device
     state = replace(state, fleet=state.fleet.shut_out(device, event.round, event.reason))
     if state.phase is RoundPhase.BIDDING and device in state.selected:
-        state = replace(
-            state,
-            selected=state.selected.dropping(device),
-            bids=state.bids.dropping(device),
-            away=state.away.dropping(device),
-        )
-        return _assign_if_complete(config, state, now)
+        return _assign_if_complete(config, _left_out(state, device), now)
     return (without_barred(state) if state.phase is RoundPhase.TRAINING else state), []
+
+
+def _left_out(state: RoundsState, device: str) -> RoundsState:
+    """Leave a device out of the round that is being bid for."""
+    return replace(
+        state,
+        selected=state.selected.dropping(device),
+        bids=state.bids.dropping(device),
+        away=state.away.dropping(device),
+    )
+
+
+def _awaits_return(config: RoundsConfig, state: RoundsState) -> bool:
+    """True in a resumed round that is bid for, if too few devices for a round are back.
+
+    Its time for bids has not begun then, so no deadline is over; while rounds are held, it is not
+    waited for anybody.
+    """
+    return state.resumed and not state.held and len(state.present) < config.min_devices
 
 
 def _on_held(config: RoundsConfig, state: RoundsState, held: bool, now: float) -> Step:
@@ -370,15 +414,25 @@ def _on_held(config: RoundsConfig, state: RoundsState, held: bool, now: float) -
 def _on_bid(config: RoundsConfig, state: RoundsState, bid: Bid, now: float) -> Step:
     if bid.round != state.round:
         return state, []
+    between = state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
+    past = state.past.get(bid.round)
+    if between and bid.level is not None and past is not None and bid.device in past.outcomes:
+        return state, [Send(bid.device, RoundClosed(round=bid.round))]
     if bid.device not in state.selected:
         declined = declines(state.fleet.standings, bid.device)
-        if not declined or bid.level is None:
+        if bid.level is None:
             return state, []
-        return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
+        if declined:
+            return state, [receipt_of(bid.device, bid.round, Outcome.REJECTED, declined)]
+        return state, [Send(bid.device, RoundClosed(round=bid.round))] if between else []
     if state.phase is RoundPhase.BIDDING:
-        if bid.device in state.replayed or bid.device in state.keeping_replays:
+        has_replayed = bid.device in state.replayed or bid.device in state.keeping_replays
+        if has_replayed and bid.device in state.bids:
             return state, []  # it has already bid in this round
-        state = replace(state, bids=state.bids.putting(bid.device, bid))
+        if has_replayed and not bid.replays:  # it bid otherwise before the coordinator restarted
+            state = replace(state, bids=_with_replay(state, bid.device))
+        else:
+            state = replace(state, bids=state.bids.putting(bid.device, bid))
         return _assign_if_complete(config, state, now)
     owes = bid.device in state.assigned and bid.device not in state.kept
     if state.phase is not RoundPhase.TRAINING or not owes:
@@ -464,12 +518,16 @@ def _assign_if_complete(config: RoundsConfig, state: RoundsState, now: float) ->
 
 
 def _assign(config: RoundsConfig, state: RoundsState, now: float) -> Step:
+    if state.resumed:  # replays of the process before, whose devices did not bid again
+        for name in [each for each in state.replayed if each not in state.bids]:
+            state = replace(state, bids=_with_replay(state, name))
     largest = _largest(config, state)
     bids = {name: _usable(config, state.round, bid, largest) for name, bid in state.bids.items()}
     offers = [bids[name] for name in sorted(bids) if bids[name].level is not None]
-    if len(offers) < config.min_participants and not state.present and not state.held:
+    few = len(offers) < config.min_participants
+    if few and not state.present and not state.held:
         return _waiting(state)  # a new round would find no devices either
-    if len(offers) < config.min_participants:
+    if few:
         return _open_anew(config, state, now)
     offers, passed_over = _pick(config, state.round, offers)
     bids = {bid.device: bid for bid in state.fleet.capped(bids.values(), config.samples_limit)}

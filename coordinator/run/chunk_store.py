@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Lock
 
 from edge_sdk.program.files import (
     PlacedFile,
@@ -32,7 +33,10 @@ class _Place:
 
 
 class ChunkStore:
-    """Chunks by hash, in named sets. Deletes earlier contents of its folder."""
+    """Chunks by hash, in named sets. Deletes earlier contents of its folder.
+
+    Any thread may read. Sets are added and dropped by one thread at a time.
+    """
 
     def __init__(self, folder: Path) -> None:
         remove_folder(folder)
@@ -49,20 +53,27 @@ class ChunkStore:
         self._needed: Counter[int] = Counter()
         """Bytes of the needed chunks in each file."""
         self._next = 1
+        self._lock = Lock()
+        """Held while places change, and while a chunk is read."""
 
     def __getitem__(self, hash: bytes) -> bytes:
-        place = self._places[hash]
-        return self._files[place.file].read_at(place.size, place.offset)
+        with self._lock:
+            place = self._places[hash]
+            return self._files[place.file].read_at(place.size, place.offset)
 
     def get(self, hash: bytes) -> bytes | None:
         """Return a chunk's bytes; None if it is gone."""
-        return self[hash] if hash in self._places else None
+        try:
+            return self[hash]
+        except KeyError:
+            return None
 
     def __contains__(self, hash: bytes) -> bool:
         return hash in self._places
 
     def __iter__(self) -> Iterator[bytes]:
-        return iter(self._places)
+        with self._lock:
+            return iter(tuple(self._places))
 
     def __len__(self) -> int:
         return len(self._places)
@@ -80,7 +91,8 @@ class ChunkStore:
             if hash in self._places:
                 continue
             file.write_at(chunk, offset)
-            self._places[hash] = _Place(number, offset, len(chunk))
+            with self._lock:
+                self._places[hash] = _Place(number, offset, len(chunk))
             offset += len(chunk)
             new.append(hash)
         self._sizes[number] = self._needed[number] = offset
@@ -108,7 +120,8 @@ class ChunkStore:
                 continue
             del self._users[hash]
             gone.append(hash)
-            place = self._places.pop(hash)
+            with self._lock:
+                place = self._places.pop(hash)
             self._needed[place.file] -= place.size
         with waiting_for_room(None):  # tidying waits for nobody
             self._tidy()
@@ -136,7 +149,7 @@ class ChunkStore:
         moved: dict[bytes, _Place] = {}
         offset = 0
         try:
-            for hash, place in self._places.items():
+            for hash, place in tuple(self._places.items()):
                 if place.file in sparse:
                     file.write_at(self[hash], offset)
                     moved[hash] = _Place(number, offset, place.size)
@@ -146,13 +159,15 @@ class ChunkStore:
             self._remove(number)
             return
         self._sizes[number] = self._needed[number] = offset
-        self._places.update(moved)
+        with self._lock:
+            self._places.update(moved)
         for each in sparse:
             self._remove(each)
 
     def _remove(self, number: int) -> None:
         self._sizes.pop(number, None)
         del self._needed[number]
-        file = self._files.pop(number)
-        file.close()
+        with self._lock:  # nobody reads it now
+            file = self._files.pop(number)
+            file.close()
         remove(file.path)

@@ -3,14 +3,14 @@
     lock                          held by the process that has the run open
     run.json                      task, run id, the source of the run, checksums of `model/`
     model/                        plan, weights, buffers, manifest, graphs (`saved_model.py`)
-    counters.json                 the newest round ever opened, and the newest with assignments;
+    counters.json                 the newest round ever opened, and the one in `round.json`;
                                   number of coordinator starts; the epoch of the last one, and the
                                   inode it was at
     checkpoints/<n>.safetensors   the model after round n, and the record of the fleet: of the last
                                   few rounds, every n-th and the one with the best accuracy
     checkpoints/<n>.moments       the server optimiser's moments after round n (`moments.py`)
     memory/                       the rule's memory (`memory/disk/`)
-    round.json                    assignments of the open round (`journal.py`)
+    round.json                    the open round, and its assignments (`journal.py`)
     movements/, uploads/          movements for open rounds (`receiving.py`)
     movements.jsonl               names of the movements that were kept, so that none can be lost
                                   unnoticed
@@ -268,7 +268,7 @@ class Counters:
     opened: int
     """Newest round ever opened."""
     assigned: int
-    """Newest round with assignments."""
+    """Newest round in the journal; 0: none is open."""
     session: int
     """Number of the last start of a coordinator; 0: none was started."""
     epoch: Epoch | None = None
@@ -359,10 +359,11 @@ class Run:
             self.opened = round
             self._write_counters()
 
-    def note_assigned(self, round: int) -> None:
-        """Note that a round has assignments in the journal, which must not be lost from now on."""
+    def note_journal(self, round: int) -> None:
+        """Note that a round is open and in the journal, which must not be lost from now on."""
         if round > self._assigned:
             self._assigned = round
+            self.opened = max(self.opened, round)
             self._write_counters()
 
     def note_unassigned(self) -> None:
@@ -372,7 +373,7 @@ class Run:
             self._write_counters()
 
     def check_journal(self, newest: int) -> None:
-        """Raise `RunError` if a round behind the newest checkpoint has lost its assignments."""
+        """Raise `RunError` if a round behind the newest checkpoint has lost its journal."""
         if self._assigned > newest and not (self.folder / ROUND).is_file():
             raise RunError(
                 f"{self.folder / ROUND} is missing, and round {self._assigned} is open: "
@@ -411,16 +412,18 @@ class Run:
 
     # -- checkpoints ------------------------------------------------------------------------
 
-    def save(self, checkpoint: Checkpoint) -> Checkpoint:
+    def save(self, checkpoint: Checkpoint, at: int | None = None) -> Checkpoint:
         """Write a checkpoint, and before it the news of its teachers. Returns it as written.
 
-        Its line of history is appended by `record_line`, once the round is complete.
+        Its line of history is appended by `record_line`, once the round is complete, `at` bytes
+        from the start or behind; None: the history ends there now.
         """
         taught = self._taught = self._taught or self._read_taught(self._teachers.trim())
         if news := checkpoint.fleet.teachers.news:
             blocks = {name: held.hex() for name, held in news.items()}
             taught.add(self._teachers.append({"round": checkpoint.round, "blocks": blocks}))
-        journals = Journals(taught.size, taught.hex, self.history.trim())
+        at = self.history.trim() if at is None else at
+        journals = Journals(taught.size, taught.hex, at)
         written = replace(checkpoint, journals=journals)
         write_checkpoint(self.folder, written)
         self._accuracies[checkpoint.round] = checkpoint.levels.best

@@ -1,16 +1,19 @@
 """The journal of the open round, which makes a stop in mid-round harmless.
 
-`round.json` is written before the first assignment is sent, and again when a device withdraws or
-is refused, or when the round is closed and waits for a survey. With it and the kept movements
-(`receiving.py`), a restarted process resumes the same round: devices continue training, and a
-device with a receipt sends nothing again. A round that was closed closes again with what was kept.
+`round.json` is written before devices hear of the round, again before the first assignment is
+sent, when a device withdraws or is refused, and when the round is closed and waits for a survey.
+With it and the kept movements (`receiving.py`), a restarted process resumes the same round, with
+the same devices and the same draws: where devices were bidding, they bid again; where they train,
+they continue, and a device with a receipt sends nothing again. A round that was closed closes
+again with what was kept.
 The file also holds the round's terms, which must not change: movements made under other terms would
-not fit. Settings that an operator changed while the run was served are kept with them, as they were
-when the round opened: what was changed since holds from the next round on (`steering/`).
+not fit. (While devices bid, nothing was made yet: then the round is void, and the next one has the
+new terms.) Settings that an operator changed while the run was served are kept with them, as they
+were when the round opened: what was changed since holds from the next round on (`steering/`).
 
-A round without assignments is void, and the next one opens; late movements that arrived for memory
-wait for the next commit. (A replay that arrived early is a copy of a movement that counted in its
-own round.)
+A round that is void, because too few offered, leaves no file; late movements that arrived for
+memory wait for the next commit. (A replay that arrived for it is a copy of a movement that counted
+in its own round.)
 """
 
 from __future__ import annotations
@@ -61,6 +64,7 @@ class Journal:
             "assigned": {name: dict(groups) for name, groups in opened.assigned.items()},
             "refused": dict(opened.refused),
             "closed": opened.closed,
+            "bidding": opened.bidding,
             "terms": dict(terms),
             "settings": dict(opened.settings),
             "orders": opened.orders,
@@ -97,6 +101,7 @@ class Journal:
                 },
                 refused={str(k): str(v) for k, v in content.get("refused", {}).items()},
                 closed=bool(content.get("closed", False)),
+                bidding=bool(content.get("bidding", False)),
                 settings=dict(content.get("settings", {})),
                 orders=int(content.get("orders", 0)),
             )

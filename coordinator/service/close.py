@@ -187,7 +187,7 @@ def close_round(
         )
     if memory is not None and parts[first_late:]:
         memory.write(parts[first_late:])
-    model.commit(movement, fresh, median=config.robust.active)
+    model.commit(movement, fresh, median=config.robust.active, threads=threads)
     if control is not None and moments is not None:
         model.steer(moments.current[0], len(state.devices))
     return RoundFindings(compared, closing.trusts[0] if closing.trusts else None)

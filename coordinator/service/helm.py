@@ -58,7 +58,7 @@ class Helm:
         self._max_devices, self._measured = max_devices, measured
         self.broken: Exception | None = None
         """The failure of an order, which is on disk or may be: nothing more is certain, so the
-        process must end, and the next one carries the order out."""
+        process must end, and the next one carries the order out. Or another failure of the run."""
         self._overview = overview
         self._show()
 

@@ -11,6 +11,7 @@ Rules:
   another one replaced stops (`outgoing/fence.py`).
 - A round opens only after the link has accepted all chunks of its model.
 - A disk that is full is waited for (`admission/room.py`).
+- What takes long in a commit is done beside the loop (`aside.py`), which goes on answering.
 - A failed commit, or any other failure of the disk, ends the process: its state would be another
   than the one on disk. After a restart it resumes from the last checkpoint.
 """
@@ -61,6 +62,7 @@ from coordinator.service.admission.inbox import MAX_MESSAGE_BYTES, Inbox, Letter
 from coordinator.service.admission.limits import CONTROL, MAX_DEVICES
 from coordinator.service.admission.requests import Requests
 from coordinator.service.admission.room import Room
+from coordinator.service.aside import Aside, AtOnce
 from coordinator.service.close import RootTrainer, open_memory
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import (
@@ -195,6 +197,7 @@ class Service:
         epoch: Epoch | None = None,
         steering: Steering | None = None,
         overview: Overview | None = None,
+        aside: Aside | None = None,
     ) -> None:
         """Opens the link and publishes the task and the model. Raises `CoordinatorError`.
 
@@ -203,7 +206,7 @@ class Service:
         disk is tried again. `epoch` is that of this start (`Run.take_epoch`); None: the next one
         that the folder knows. `steering` has the orders of operators, and was told of the values
         in run.toml (`begin`); None: it is opened here. `overview` is told what happens; None: a new
-        one.
+        one. `aside` does the work of commits; None: the loop does it.
         """
         self._run = run
         if steering is None:
@@ -231,6 +234,12 @@ class Service:
         limits = UploadLimits()
         at_once = 2 * limits.max_uploads * limits.window * (config.chunk_bytes + 2**10)
         self._inbox = Inbox(clock=clock, max_devices=most, device_bytes=at_once)
+        self._requests.wake = self._inbox.wake
+        self._aside: Aside = AtOnce() if aside is None else aside
+        self._aside.attend(self._inbox.wake, self._wait_aside)
+        self._leaving = False
+        self._lacking: DiskFull | None = None
+        """A file that found no room, as work beside the loop says."""
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
         self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)
@@ -322,7 +331,7 @@ class Service:
                 machine,
                 run.folder / MEMORY,
                 memory_type=keeping.memory_type,
-                threads=keeping.threads,
+                threads=keeping.workers,
             )
         try:
             return self._begin_with(memory, config, evaluate, watch, root)
@@ -377,11 +386,12 @@ class Service:
             history=run.history.entries,
             evaluate=evaluate,
             surveys=can_survey(run.task, machine.levels),
-            threads=keeping.threads,
+            threads=keeping.workers,
             partial=fragment_advice(machine.masks, machine.plan) is not None,
             watch=watch,
             root=root,
             onlooker=self._overview,
+            aside=self._aside,
         )
         self._publisher.publish_task(run.task, run.about.task, run.about.run)
         course: RoundsCourse | FragmentsCourse
@@ -531,6 +541,9 @@ class Service:
 
     def tick(self) -> None:
         """Act on deadlines that have passed. Raises as `handle`."""
+        if (lacking := self._lacking) is not None:
+            self._lacking = None
+            self._room.lacks(lacking)
         if self._room.full is not None:
             self._room.look()
             self._roomy_s = self._clock()
@@ -539,12 +552,12 @@ class Service:
 
     def _tick(self) -> None:
         self._check_fence()
+        if self._advance():
+            self._proceed()
         if self._room.full is None and self._is_due():
             self._say(self._course.handle(events.Tick(), self._now()))
             self._proceed()
-        if self._parts.rollout is not None and self._fence.in_charge:
-            self._parts.rollout.tick()
-            self._tell_end_if_due()
+        self._decide_delivery()
         self._requests.serve(self)
         if self._helm.broken is not None:
             raise self._helm.broken
@@ -634,11 +647,20 @@ class Service:
             raise ConfigError(
                 "an asynchronous run keeps nothing of a device: its movements are in the model"
             )
+        if self._lacking is not None or self._room.full is not None:
+            raise ConfigError("the disk is full, so a round waits: make room, then try again")
+        self._advance(to_the_end=True)
         found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
         self._overview.line({"forgotten": asdict(found)})
         self._say(self._course.handle(events.Disowned(device), self._now()))
         self._proceed()
         return found
+
+    def _decide_delivery(self) -> None:
+        """Decide on a model's trial, if it is time to; a commit has the model's files to itself."""
+        if self._parts.rollout is not None and self._fence.in_charge and not self._committing:
+            self._parts.rollout.tick()
+            self._tell_end_if_due()
 
     def _perform(self, said: list[Said]) -> None:
         """Say what an operator's order makes the course say."""
@@ -647,6 +669,7 @@ class Service:
 
     def close(self) -> None:
         """Save what can be saved and leave the broker."""
+        self._leaving = True
         self._requests.close()
         self._watchdog.stopping()
         # A coordinator that is not in charge leaves public topics as they are.
@@ -654,7 +677,10 @@ class Service:
         self._sending.shut = not in_charge
         try:
             with self._storing():
-                self._say(self._course.close())
+                try:
+                    self._advance(to_the_end=True)
+                finally:
+                    self._say(self._course.close())
                 asked = self._stop is not None and self._stop.is_set()
                 if self._helm.stops or self.finished or asked:
                     self._helm.stopped()
@@ -667,6 +693,10 @@ class Service:
             self._link.close(flush=in_charge)
             self._store.close()
             self._overview.stopped()
+
+    def fail(self, error: Exception) -> None:
+        """Let the loop end with an error that another thread found."""
+        self._helm.broken = error
 
     def kill(self) -> None:
         """Stop as a crash would."""
@@ -717,6 +747,17 @@ class Service:
         else:
             time.sleep(max(0.0, by - time.monotonic()))
 
+    def _wait_aside(self, full: DiskFull) -> None:
+        """Let work beside the loop that found no room try again soon. Any thread may call it.
+
+        Raises `DiskFull` if the process is to stop.
+        """
+        if self._leaving or (self._stop is not None and self._stop.is_set()):
+            raise full
+        self._lacking = full
+        self._inbox.wake()
+        time.sleep(self._room_s)
+
     def _put_off(self, letter: Letter, full: DiskFull) -> None:
         """Tell a device that offers an upload to wait, if it does."""
         device = letter.topic.device
@@ -743,6 +784,16 @@ class Service:
         if deadline is None or self._away_since is not None or self._room.full is not None:
             return MAX_WAIT_S
         return min(max(deadline - self._now(), 0.0), MAX_WAIT_S)
+
+    @property
+    def _committing(self) -> bool:
+        """True while a commit is under way, which has the model."""
+        return isinstance(self._course, RoundsCourse) and self._course.committing
+
+    def _advance(self, *, to_the_end: bool = False) -> bool:
+        """Go on with a commit that is under way, as far as possible; True if it went on."""
+        course = self._course
+        return isinstance(course, RoundsCourse) and course.advance(to_the_end=to_the_end)
 
     def _proceed(self) -> None:
         """Do the work that was waiting for chunks to be sent."""
@@ -881,6 +932,7 @@ class Service:
                 pass
             case Evaluation() if message.run == self._run.about.run:
                 self._parts.heard(device, message)
+                self._decide_delivery()
             case SurveyFinding() if message.run == self._run.about.run:
                 self._say(self._course.handle(message, self._now()))
 

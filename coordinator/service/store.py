@@ -7,12 +7,13 @@ in-process federation only hands on its reports (`coordinator/simulate/ram.py`).
 from __future__ import annotations
 
 import logging
+import os
 import time
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from coordinator.aggregate.memory import MemoryType
 from coordinator.aggregate.model import GlobalModel
@@ -24,7 +25,7 @@ from coordinator.run.journal import Journal, Terms
 from coordinator.run.moments import DiskMoments
 from coordinator.service.receiving import Receiving, is_kept
 from coordinator.task.levels import between_devices
-from edge_sdk.program.settings import Count, check_fields
+from edge_sdk.program.settings import Count, Example, check_fields
 from edge_sdk.protocol.errors import StateError
 from edge_sdk.protocol.messages.round import Movement, Outcome, Receipt, Replay
 from edge_sdk.protocol.messages.transfer import Evaluation, Offer
@@ -35,6 +36,8 @@ log = logging.getLogger(__name__)
 
 MAX_REFUSALS = 20
 """Most refused movements that a report gives reasons for."""
+MOST_THREADS = 4
+"""Threads that aggregate movements if no number is given; more would only wait for memory."""
 SAVE_S = 5.0
 """Seconds a receipt waits for the checkpoint with its movement (asynchronous runs)."""
 
@@ -76,6 +79,8 @@ class RunStore:
     """Number of the newest round ever opened; 0 if none was."""
     save_s: float = 0.0
     """Seconds the receipts of an asynchronous run may wait for a checkpoint."""
+    describes: bool = False
+    """True if rounds have a line of history, with the digest of their model."""
     scratch: Path | None = None
     """Folder for what is needed only while a round closes; None: that for temporary files."""
 
@@ -90,8 +95,9 @@ class RunStore:
     def check_terms(self, terms: Terms) -> None:
         """Raise `RunError` if the interrupted round has other terms."""
 
-    def open_round(self, opened: OpenRound, terms: Terms) -> None:
-        """Store the facts needed to resume a round after a stop."""
+    def open_round(self, opened: OpenRound, terms: Terms) -> None:  # noqa: ARG002
+        """Store the facts needed to resume a round after a stop, before any device hears of it."""
+        self.opened = max(self.opened, opened.round)
 
     def forget_round(self) -> None:
         """Drop those facts: the round is committed or void."""
@@ -123,8 +129,15 @@ class RunStore:
         """Return the optimiser's or the rule's vectors as of a checkpoint. Raises `RunError`."""
         return RamMoments(vectors, plan)
 
-    def save(self, checkpoint: Checkpoint) -> None:
-        """Store a checkpoint."""
+    def place(self) -> int:
+        """Return the place in the history where the line of the next checkpoint belongs."""
+        return 0
+
+    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
+        """Store a checkpoint, whose line belongs at a place in the history; None: at its end.
+
+        With a place, any thread may do it.
+        """
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Drop old checkpoints but those needed, now that the newest one is complete."""
@@ -160,17 +173,23 @@ class Keeping:
     """Keep also every n-th checkpoint."""
     memory_type: MemoryType = "fp32"
     """Type in which memory holds its values."""
-    threads: Count = 1
-    """Threads that aggregate movements."""
+    threads: Annotated[Count | None, Example(4)] = None
+    """Threads that aggregate movements. Without it, one for each core, at most 4."""
 
     def __post_init__(self) -> None:
         check_fields(self)
+
+    @property
+    def workers(self) -> int:
+        """Number of threads that aggregate movements."""
+        return self.threads or min(MOST_THREADS, _cores())
 
 
 class RunOnDisk(RunStore):
     """A run in its folder: nothing stored is lost, whenever the process ends."""
 
     save_s = SAVE_S
+    describes = True
 
     def __init__(self, run: Run, journal: Journal, receiving: Receiving, keeping: Keeping) -> None:
         self._run = run
@@ -199,7 +218,8 @@ class RunOnDisk(RunStore):
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
         """Write the journal, and note that there is one."""
         self._journal.write(opened, terms)
-        self._run.note_assigned(opened.round)
+        self._run.note_journal(opened.round)
+        self.opened = self._run.opened
 
     def forget_round(self) -> None:
         """Remove the journal."""
@@ -235,9 +255,13 @@ class RunOnDisk(RunStore):
         """Open the vectors beside the checkpoint."""
         return DiskMoments(self._run.folder, plan, vectors, checkpoint)
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def place(self) -> int:
+        """Return the bytes of the history."""
+        return self._run.history.trim()
+
+    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
         """Write a checkpoint."""
-        self._saved = self._run.save(checkpoint)
+        self._saved = self._run.save(checkpoint, at)
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Keep the last few checkpoints, every n-th one, the best, and those needed."""
@@ -289,6 +313,13 @@ class RunOnDisk(RunStore):
             said,
             extra={"facts": {"event": "round_closed", **line, "devices": len(report.devices)}},
         )
+
+
+def _cores() -> int:
+    """Return the number of cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def _summary(evaluations: Iterable[Evaluation]) -> Mapping[str, Any] | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from coordinator.aggregate.arrivals import GroupsByAxis
@@ -30,7 +30,7 @@ class RunInRam(RunStore):
         self.levels = LevelScores()
         """The levels of the newest model, as far as it was evaluated."""
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
         """Hold the levels alone: no process would read the rest."""
         self.levels = checkpoint.levels
 
@@ -72,6 +72,11 @@ class DirectOutlet:
         """Encode the model now, because devices ask for it from several threads."""
         self._model.serve()
         self._model.serve_control()
+
+    def pack(self) -> Callable[[], None]:
+        """Encode the model now; there is nothing left to do."""
+        self.publish()
+        return lambda: None
 
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return the opening unchanged: the model is not sent."""

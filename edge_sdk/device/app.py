@@ -11,10 +11,9 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT
@@ -86,7 +85,7 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Raw
 from edge_sdk.protocol.plan.plan import Groups
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Backend, Job
@@ -98,12 +97,14 @@ log = logging.getLogger(__name__)
 
 K = TypeVar("K")
 
+REREAD_BYTES = 2**22
+"""Size of a submodel from which its weights are read again, rather than kept beside the trained
+ones: reading a small one takes longer than copying it.
+"""
+
 
 class ModelSource(Protocol):
-    """The origin of the global model's blocks.
-
-    One whose `gives_away` is true keeps nothing of what it returns: it may be overwritten.
-    """
+    """The origin of the global model's blocks."""
 
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """Return the blocks and buffers of the assigned groups, as of this round."""
@@ -112,6 +113,16 @@ class ModelSource(Protocol):
         """Return the global variate of the same blocks. Asked after `fetch`, where the round has
         variates.
         """
+
+
+@runtime_checkable
+class RereadSource(ModelSource, Protocol):
+    """A source that keeps nothing of the blocks it returns, as they have a room, and that can
+    return them again: a training then needs no copy of what it began with.
+    """
+
+    def fetch_again(self, assignment: Assignment, opened: RoundOpen, room: Raw | None) -> Blocks:
+        """Return the blocks of an earlier `fetch`. `room`: memory for them, if large enough."""
 
 
 class DeviceApp(Generic[K]):
@@ -326,9 +337,8 @@ class DeviceApp(Generic[K]):
         blocks, buffers = self._source.fetch(assignment, opened)
         # From here on there are arrays alone: a large model is in memory as few times as possible.
         weights = self._backend.plan.assemble(blocks, assignment.groups)
-        spare = blocks.values if getattr(self._source, "gives_away", False) else None
         control = self._source.fetch_control(assignment, opened) if opened.variates else None
-        return Fetched(weights, buffers, control, spare)
+        return Fetched(weights, buffers, control, blocks.room)
 
     def _check_widths(self, assignment: Assignment) -> None:
         """Raise `GroupError` unless each width lies within the one before."""
@@ -481,6 +491,7 @@ class DeviceApp(Generic[K]):
             weights=work.weights,
             owned=True,
             spare=work.spare,
+            subtract_start=self._subtract_start(work),
             buffers=work.buffers,
             rule=opened.local_rule,
             mask_stream=stream(self._seed, self.name, opened.round, "dropout"),
@@ -521,6 +532,25 @@ class DeviceApp(Generic[K]):
                 energy_j=joules if self._tells_energy else None,
             )
         )
+
+    def _subtract_start(
+        self, work: Train
+    ) -> Callable[[Mapping[str, Array], Raw | None], None] | None:
+        """Return what subtracts the weights of the assignment, read again; None: they are kept.
+
+        A variate that was fetched after them may have taken their place in the cache.
+        """
+        source, plan, assignment = self._source, self._backend.plan, work.assignment
+        if work.control is not None or not isinstance(source, RereadSource):
+            return None
+        if work.spare is None or len(work.spare) < REREAD_BYTES:
+            return None
+
+        def subtract(arrays: Mapping[str, Array], room: Raw | None) -> None:
+            blocks = source.fetch_again(assignment, work.opened, room)
+            plan.subtract(arrays, blocks, assignment.groups)
+
+        return subtract
 
     def _correction(self, work: Train) -> Mapping[str, Array] | None:
         """Return what is added to every gradient; None in a round without variates."""
@@ -623,7 +653,7 @@ class DeviceApp(Generic[K]):
         opened: RoundOpen,
         groups: Groups,
         arrays: Mapping[str, Array],
-        room: NDArray[np.uint8] | None,
+        room: Raw | None,
     ) -> bytes | memoryview:
         """Encode a movement; values that top-k leaves out are kept for later. `room`: memory for
         it.

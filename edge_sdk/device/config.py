@@ -28,6 +28,7 @@ from edge_sdk.program.settings import (
 from edge_sdk.program.settings.reference import render_example, write_example
 from edge_sdk.protocol.errors import ConfigError, MessageError
 from edge_sdk.protocol.messages.condition import check_labels
+from edge_sdk.protocol.messages.local_rule import Precision
 from edge_sdk.protocol.messages.topics import (
     BULK,
     COORDINATOR,
@@ -175,8 +176,14 @@ class DeviceConfig:
     """Sensors to read; without it, recognised."""
     threads: Count = 1
     """Threads that one graph runs on."""
+    tune: bool = True
+    """Compute convolutions in the ways that are fastest on this machine, found out once for each
+    task (needs `weigh`). If false, as every machine can: equal seeds then give equal bits."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers of onnxruntime, preferred first."""
+    precision: Precision = "auto"
+    """Precision of the products in training, in runs with `precision = "fp16"`: `fp16`, `fp32`, or
+    `auto`, which is fp16 on the execution providers of CUDA and TensorRT and fp32 elsewhere."""
     evaluate_every: Natural = 0
     """Rounds between evaluations of the whole model on the device's own data. With 0, there are
     none; the device then answers surveys without accuracies, and never tries a model for inference

@@ -84,7 +84,7 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Raw
 
 
 class DevicePhase(Enum):
@@ -128,7 +128,7 @@ class Fetched:
     buffers: dict[str, Array]
     control: Blocks | None = None
     """The global variate of the same blocks, in a round with variates."""
-    spare: Array | None = None
+    spare: Raw | None = None
     """Memory for as many values, which nobody needs any more."""
 
 
@@ -231,7 +231,7 @@ class Train:
     """See `Decision.passes`."""
     control: Blocks | None = None
     """See `Fetched`."""
-    spare: Array | None = None
+    spare: Raw | None = None
     """See `Fetched`."""
 
 

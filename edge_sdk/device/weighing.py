@@ -121,12 +121,13 @@ def make_costing(
         ),
         samples=samples,
         memory_share=policy.limits.memory_share,
-        providers=config.providers,
+        providers=(*config.providers, *([] if config.precision == "auto" else [config.precision])),
         threads=config.threads,
         may_measure=lambda: (
             may_measure()
             and closed_gate(policy.limits, probe.snapshot(), local_minute(wall())) is None
         ),
+        tunes=config.tune and emulation is None,
         clock=time.perf_counter if emulation is None else emulation.clock,
         busy=time.process_time if emulation is None else None,
     )

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from edge_sdk.data.arrays import Batch
 from edge_sdk.protocol.errors import NonFiniteError, TrainingError, TrainingStopped
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Raw
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.train.local import Arrays, LocalSteps
@@ -24,7 +24,8 @@ from edge_sdk.train.local import Arrays, LocalSteps
 class Job:
     """One device's training in one round.
 
-    `weights` and `buffers` are the submodel's, cut to `groups`; they are never modified.
+    `weights` and `buffers` are the submodel's, cut to `groups`; buffers are never modified, and
+    weights only with `subtract_start`.
     `mask_stream` draws dropout masks.
 
     `widths` are narrower submodels within `groups`, for a rule that trains several; `width_stream`
@@ -34,7 +35,9 @@ class Job:
     `classes` are those of the device's samples, for a rule that leaves out the scores of others.
 
     `owned`: nobody else changes `weights` or `spare` meanwhile, so that no copy is needed to guard
-    them. `spare`: memory that nobody needs any more, for as many values as the weights; None: none.
+    them. `spare`: memory that nobody needs any more; None: there is none. `subtract_start`, with
+    `owned` alone, subtracts the weights that the job began with, and may use memory that it is
+    given: then `weights` themselves may be trained, and no copy is kept. None: it is.
 
     `correction`, shaped as `weights`, is added to every step's gradient (SCAFFOLD's `c − c_n`).
     """
@@ -50,7 +53,8 @@ class Job:
     classes: tuple[int, ...] = ()
     correction: Mapping[str, Array] | None = None
     owned: bool = False
-    spare: NDArray[np.float32] | None = None
+    spare: Raw | None = None
+    subtract_start: Callable[[Mapping[str, Array], Raw | None], None] | None = None
 
     @property
     def is_nested(self) -> bool:
@@ -123,7 +127,7 @@ class Trained:
     movement: dict[str, Array]
     statistics: dict[str, Array]
     metrics: Metrics
-    spare: NDArray[np.uint8] | None = None
+    spare: Raw | None = None
     """Memory that the training does not need any more; None: there is none."""
 
 

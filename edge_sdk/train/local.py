@@ -7,7 +7,7 @@ numpy, the torch backend on tensors of any device, and both take the same steps.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from edge_sdk.protocol.messages.local_rule import LocalRule
@@ -21,6 +21,8 @@ Gradient = Callable[[Arrays], tuple[float, Arrays]]
 
 PIECE = 2**20
 """Values squared at a time."""
+PART = 2**16
+"""Values from which something else is made at a time: it stays in a core's own cache."""
 
 
 def axis_scales(plan: ModelPlan, groups: Groups, rescale: float) -> dict[str, float]:
@@ -72,7 +74,9 @@ class LocalSteps:
                 _scale(grads, rule.clip_norm / norm)
         if rule.weight_decay > 0:
             for name in grads:
-                grads[name] += weights[name] * rule.weight_decay
+                for part in _parts(grads[name]):
+                    grad = grads[name][part]
+                    grad += weights[name][part] * rule.weight_decay
         _scale(grads, rule.learning_rate)
         if rule.momentum > 0:
             grads = self._with_momentum(grads)
@@ -84,7 +88,10 @@ class LocalSteps:
         loss, grads = gradient(weights)
         if self._rule.proximal > 0:
             for name in grads:
-                grads[name] += (weights[name] - self._start[name]) * self._rule.proximal
+                for part in _parts(grads[name]):
+                    moved = weights[name][part] - self._start[name][part]
+                    grad = grads[name][part]
+                    grad += moved * self._rule.proximal
         return loss, grads
 
     def _with_momentum(self, grads: Arrays) -> Arrays:
@@ -98,6 +105,17 @@ class LocalSteps:
                 self._velocity[name] *= self._rule.momentum
                 self._velocity[name] += grads[name]
         return self._velocity
+
+
+def _parts(array: Any) -> Iterator[Any]:
+    """Yield indices of parts of an array, so small that what is made of them takes no memory."""
+    size = math.prod(array.shape)
+    if size <= PART:
+        yield ...
+        return
+    rows = max(1, PART * len(array) // size)
+    for start in range(0, len(array), rows):
+        yield slice(start, start + rows)
 
 
 def _scale(grads: Arrays, factor: float) -> None:

@@ -56,6 +56,7 @@ class NestedObjective:
                     job,
                     groups=width,
                     weights={},
+                    spare=None,
                     buffers={name: array[at[name]] for name, array in job.buffers.items()},
                 )
             )

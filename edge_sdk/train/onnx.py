@@ -13,40 +13,54 @@ same in every step (io binding): its own would be a second copy of the model, ma
 from __future__ import annotations
 
 import hashlib
+import logging
 import math
 import re
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import onnxruntime
-from numpy.typing import NDArray
 from onnxruntime.capi import (
     onnxruntime_pybind11_state as _state,
 )
 
 from edge_sdk.data.arrays import Batch
+from edge_sdk.machine.libraries import release_code
 from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
-from edge_sdk.protocol.plan.layout import Array, arrays_in_one
+from edge_sdk.protocol.messages.local_rule import Precision
+from edge_sdk.protocol.plan.layout import ROOM_BYTES, Array, Raw, arrays_in_one
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.protocol.task.codec import fitted, graph_opsets
+from edge_sdk.protocol.task.codec import NO_WAYS, fitted, graph_opsets, without_ways
 from edge_sdk.protocol.task.data_spec import DataSpec
-from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Manifest, Port
+from edge_sdk.protocol.task.graphs import (
+    CONTRIBUTED,
+    GraphEntry,
+    Kind,
+    Manifest,
+    Port,
+    Ways,
+)
 from edge_sdk.train.backend import Job, Objective, Trained, check_movement, draw_mask, take_steps
 from edge_sdk.train.local import Arrays, LocalSteps, axis_scales
 from edge_sdk.train.nested import NestedObjective
+from edge_sdk.train.tuning import Tuned, fastest, ways_at
+
+log = logging.getLogger(__name__)
 
 CPU = ("CPUExecutionProvider",)
+
+GAINING = ("CUDAExecutionProvider", "TensorrtExecutionProvider")
+"""Execution providers whose hardware multiplies float16 several times as fast as float32. CPUs take
+longer for it (docs/graphs.md)."""
 
 MAX_SESSIONS = 4
 """Sessions kept open, at the least: of two submodels, at one or two batch sizes."""
 
 LARGE_BYTES = 2**20
 """Size from which an output gets an array of ours."""
-
-ROOM_BYTES = 2**16
-"""Room besides the outputs: what is made of them next has a header."""
 
 RUNTIME_ERRORS: tuple[type[Exception], ...] = (
     RuntimeError,
@@ -73,8 +87,10 @@ class Graphs:
         *,
         providers: Sequence[str] = CPU,
         threads: int = 1,
+        lean: bool = False,
     ) -> None:
-        """`files`: ONNX files by SHA-256; a missing one is an error only when it is needed.
+        """`files`: ONNX files by SHA-256; a missing one is an error only when needed. `lean`: the
+        runtime's code leaves memory when what needed it is done; it comes back where it is used.
 
         Raises `GraphError` when plan, manifest, files and runtime do not belong together,
         `TrainingError` for a provider that this onnxruntime does not have.
@@ -88,6 +104,8 @@ class Graphs:
             )
         if not providers:
             raise TrainingError(f"name at least one provider of {', '.join(available)}")
+        self._lean = lean
+        self._release()
         _check_runtime(manifest, onnxruntime.__version__)
         manifest.check(plan)
         self.plan = plan
@@ -95,6 +113,8 @@ class Graphs:
         self._files = files
         self._threads = threads
         self._providers = tuple(providers)
+        self.tuned: tuple[Tuned, ...] = ()
+        """Ways to compute values, by level; without any, each takes its default."""
         self._sessions: OrderedDict[tuple[object, ...], Any] = OrderedDict()
         self._shapes: dict[tuple[object, ...], dict[str, tuple[int, ...]]] = {}
         self.max_sessions = MAX_SESSIONS
@@ -110,9 +130,13 @@ class Graphs:
             return tuple(session.get_providers())
         return self._providers
 
-    def open(self, entry: GraphEntry, kept: Sequence[int]) -> None:
+    def open(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> None:
         """Load a graph, so that any problem with it shows before it is needed."""
-        self._session(entry, kept)
+        self._session(entry, kept, batch)
+
+    def close(self) -> None:
+        """Close all sessions; the next run opens its own."""
+        self._sessions.clear()
 
     def run(
         self,
@@ -131,7 +155,7 @@ class Graphs:
             if port.name not in feeds:
                 raise TensorError(f"{entry} needs {port.name!r}, which was not given")
             _check_array(port.name, feeds[port.name], port.dtype, shapes[port.name])
-        session = self._session(entry, kept)
+        session = self._session(entry, kept, batch)
         names = [port.name for port in entry.outputs]
         large = {} if held is None else held.arrays(entry, shapes, feeds)
         try:
@@ -140,7 +164,11 @@ class Graphs:
             else:
                 outputs = session.run(names, dict(feeds))
         except RUNTIME_ERRORS as error:
-            raise TrainingError(f"{entry} failed: {error}") from error
+            if not ways_at(self.tuned, kept):
+                raise TrainingError(f"{entry} failed: {error}") from error
+            log.debug("%s runs in the default ways from now on: %s", entry, error)
+            self.tuned = ()
+            return self.run(entry, feeds, kept, batch, held)
         for port, array in zip(entry.outputs, outputs, strict=True):
             if array.shape != (shape := shapes[port.name]):
                 raise GraphError(
@@ -165,17 +193,39 @@ class Graphs:
             self._shapes[key] = {port.name: port.shape(kept, batch) for port in ports}
         return self._shapes[key]
 
-    def _session(self, entry: GraphEntry, kept: Sequence[int]) -> Any:
+    def _session(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> Any:
+        taken = entry.options(ways_at(self.tuned, kept), kept, batch)
+        _, slots = entry.without(taken)
         # Sizes inside the file make it a graph of its own for these widths.
-        key = (entry.sha256, *(slot.size.value(kept, 1) for slot in entry.slots))
+        sizes = (slot.size.value(kept, batch) for slot in slots)
+        key = (entry.sha256, *(option.start for option in taken), *sizes)
         if key not in self._sessions:
-            self._sessions[key] = self._opened(entry, kept)
+            self._sessions[key] = self._opened(entry, kept, batch)
             while len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)
         return self._sessions[key]
 
-    def _opened(self, entry: GraphEntry, kept: Sequence[int]) -> Any:
+    def _opened(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> Any:
+        """Open a session; in the default ways if the runtime refuses those that were chosen."""
+        ways = ways_at(self.tuned, kept)
+        try:
+            return self.session(entry, kept, batch, ways)
+        except GraphError as error:
+            if not ways:
+                raise
+            log.debug("%s runs in the default ways: %s", entry, error)
+            return self.session(entry, kept, batch, NO_WAYS)
+
+    def session(
+        self,
+        entry: GraphEntry,
+        kept: Sequence[int],
+        batch: int,
+        ways: Ways,
+        profile: str | None = None,
+    ) -> Any:
+        """Open a session that is not kept. `profile`: where the runtime writes its times."""
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = self._threads
         options.inter_op_num_threads = 1
@@ -187,9 +237,16 @@ class Graphs:
         # Planning which tensor may take whose place makes a large graph open five times as slowly;
         # the arena finds the same places at run time.
         options.enable_mem_reuse = False
+        if profile is not None:
+            options.enable_profiling = True
+            options.profile_file_prefix = profile
+        file = fitted(entry, self._checked_file(entry), kept, batch, ways)
+        # A cut can bring bytes to light that no other cut shows.
+        if not graph_opsets(file)[1].items() <= self._opsets(entry).items():
+            raise GraphError(f"the file of {entry} has other operators in some of its ways")
         try:
             session = onnxruntime.InferenceSession(
-                fitted(entry, self._checked_file(entry), kept),
+                file,
                 options,
                 providers=list(self._providers),
             )
@@ -198,6 +255,7 @@ class Graphs:
                 f"onnxruntime {onnxruntime.__version__} cannot load {entry} "
                 f"of opset {self.manifest.opset}: {error}"
             ) from error
+        self._release()  # a training step takes half of what opening a graph took
         for side, ports, nodes in (
             ("inputs", entry.inputs, session.get_inputs()),
             ("outputs", entry.outputs, session.get_outputs()),
@@ -212,6 +270,14 @@ class Graphs:
                 )
         return session
 
+    def _opsets(self, entry: GraphEntry) -> dict[str, int]:
+        """Return the operator sets that a graph may use, by domain."""
+        return {**(CONTRIBUTED if entry.places else {}), "": self.manifest.opset}
+
+    def _release(self) -> None:
+        if self._lean:
+            release_code(_state.__file__)
+
     def _checked_file(self, entry: GraphEntry) -> bytes:
         if entry.sha256 not in self._files:
             raise GraphError(f"the file of {entry} is not here: fetch it first")
@@ -225,10 +291,15 @@ class Graphs:
                 f"the file of {entry} has hash {digest[:12]}…: it was damaged or altered"
             )
         ir_version, opsets = graph_opsets(data)
-        if opsets != {"": self.manifest.opset} or ir_version != self.manifest.ir_version:
+        wanted = {"": self.manifest.opset}
+        if entry.places:  # their defaults use standard operators alone
+            more = opsets.items() <= self._opsets(entry).items()
+            left, _ = entry.without(entry.options(NO_WAYS, (), 1))
+            opsets = graph_opsets(without_ways(data, left))[1] if more else opsets
+        if opsets != wanted or ir_version != self.manifest.ir_version:
             raise GraphError(
                 f"the file of {entry} has opsets {opsets} and IR {ir_version}; the manifest says "
-                f"{ {'': self.manifest.opset} } and IR {self.manifest.ir_version}"
+                f"{wanted} and IR {self.manifest.ir_version}"
             )
         return data
 
@@ -244,14 +315,27 @@ class OnnxBackend:
         *,
         providers: Sequence[str] = CPU,
         threads: int = 1,
+        precision: Precision = "auto",
+        lean: bool = False,
     ) -> None:
-        """See `Graphs`; `threads` are those that one graph runs on."""
-        self._graphs = Graphs(plan, manifest, files, providers=providers, threads=threads)
+        """See `Graphs`; `threads` are those that one graph runs on. `precision`: of the products,
+        where the task has graphs for it. `lean` is for a process that is a device's own: what comes
+        back to memory would count as that of a training in a process with several.
+        """
+        self._kind = gradient_kind(manifest, providers, precision)
+        self._graphs = Graphs(
+            plan, manifest, files, providers=providers, threads=threads, lean=lean
+        )
 
     @property
     def plan(self) -> ModelPlan:
         """The task's plan."""
         return self._graphs.plan
+
+    @property
+    def precision(self) -> str:
+        """Precision of the products of a training step: fp32 or fp16."""
+        return "fp16" if self._kind == "gradient-fp16" else "fp32"
 
     @property
     def data(self) -> DataSpec:
@@ -262,6 +346,59 @@ class OnnxBackend:
     def providers(self) -> tuple[str, ...]:
         """Execution providers: those in use once a graph has run, before that those requested."""
         return self._graphs.providers
+
+    @property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """Ways in which values are computed, by level; without any, each takes its default.
+
+        Each way rounds differently: equal bits need equal ways.
+        """
+        return self._graphs.tuned
+
+    @tuned.setter
+    def tuned(self, tuned: Sequence[Tuned]) -> None:
+        self._graphs.tuned = tuple(tuned)
+        self._graphs.close()
+
+    def tune(
+        self,
+        job: Job,
+        batch: Batch,
+        *,
+        level: float,
+        limit_s: float,
+        should_stop: Callable[[], bool] = lambda: False,
+    ) -> Tuned | None:
+        """Measure in which ways a job's step takes the least time here; None: nothing to choose.
+
+        `level`: the job's. Takes about `limit_s`, or less; nothing is trained, and `tuned` stays
+        as it is. Raises `TrainingStopped` when told to stop, and what `train` raises.
+        """
+        objective = _Objective(self._graphs, job, self._kind)
+        objective.batch(batch)
+        entry, kept, size = objective.entry, objective.kept, objective.size
+        if not entry.places or self._graphs.providers != CPU:
+            return None
+
+        def open_session(ways: Ways, profile: str | None) -> Any:
+            return self._graphs.session(entry, kept, size, ways, profile)
+
+        weights = {name: np.asarray(array) for name, array in job.weights.items()}
+        feeds = objective.feeds(weights)
+        try:
+            return fastest(
+                entry,
+                kept,
+                size,
+                open_session,
+                feeds,
+                (GraphError, *RUNTIME_ERRORS),
+                level=level,
+                limit_s=limit_s,
+                should_stop=should_stop,
+            )
+        except RUNTIME_ERRORS as error:
+            raise TrainingError(f"{entry} failed: {error}") from error
 
     def train(
         self,
@@ -277,26 +414,40 @@ class OnnxBackend:
         if job.correction is not None:
             plan.check(job.correction, job.groups)
         start = job.weights if job.owned else _copies(job.weights)
-        weights: Arrays = _copies(start, job.spare)
+        # With the start at hand again later, the model is in memory twice, else three times.
+        subtract = job.subtract_start if job.owned and job.rule.proximal == 0 else None
+        weights: Arrays = dict(start)
+        if subtract is None:
+            weights = _copies(start, job.spare)
+            job = replace(job, spare=None)
         self._graphs.max_sessions = max(MAX_SESSIONS, 2 * (1 + len(job.widths)))
-        own = _Objective(self._graphs, job)
+        own = _Objective(self._graphs, job, self._kind)
         objective: Objective = own
         if job.is_nested:
             objective = NestedObjective(
-                plan, job, own, lambda narrow: _Objective(self._graphs, narrow), np.zeros_like
+                plan,
+                job,
+                own,
+                lambda narrow: _Objective(self._graphs, narrow, self._kind),
+                np.zeros_like,
             )
         # A diverging training shows in its loss; numpy need not warn on the way.
         with np.errstate(over="ignore", invalid="ignore"):
             steps = LocalSteps(job.rule, start, job.correction)
             metrics = take_steps(objective, steps, weights, batches, should_stop)
-            for name in weights:
-                weights[name] -= start[name]
+            # The memory that they may lie in takes the starting weights next.
+            statistics = {
+                buffer.name: np.array(own.buffers[buffer.name])
+                for buffer in plan.buffers
+                if buffer.statistic
+            }
+            if subtract is not None:
+                del steps  # and with it the velocity
+                subtract(weights, own.spare)
+            else:
+                for name in weights:
+                    weights[name] -= start[name]
         check_movement(weights)
-        statistics = {
-            buffer.name: np.array(own.buffers[buffer.name])
-            for buffer in plan.buffers
-            if buffer.statistic
-        }
         check_movement(statistics)
         return Trained(weights, statistics, metrics, own.spare)
 
@@ -304,23 +455,23 @@ class OnnxBackend:
 class _Objective:
     """Loss and gradients of the current batch, as `LocalSteps` asks for them."""
 
-    def __init__(self, graphs: Graphs, job: Job) -> None:
+    def __init__(self, graphs: Graphs, job: Job, kind: Kind = "gradient") -> None:
         plan = graphs.plan
         self.buffers = _copies(job.buffers)
         """Buffers after the last pass."""
         self._graphs = graphs
-        self._kept = plan.kept_atoms(plan.choose(job.groups))
+        self.kept = plan.kept_atoms(plan.choose(job.groups))
         self._scales = scale_feeds(plan, job.groups, job.rule.rescale)
         self._stream = job.mask_stream
-        self._kind: Kind = "distillation" if job.distils else "gradient"
+        self._kind: Kind = "distillation" if job.distils else kind
         self._kappa = job.rule.distillation
         self._job = job
-        self._held = HeldOutputs()
+        self._held = HeldOutputs(job.spare)
         self.outputs: Array | None = None
         self.teacher: Array | None = None
 
     @property
-    def spare(self) -> NDArray[np.uint8] | None:
+    def spare(self) -> Raw | None:
         """Memory of the gradients, when these are not needed any more."""
         return self._held.whole
 
@@ -329,21 +480,21 @@ class _Objective:
         manifest = self._graphs.manifest
         manifest.data.check(batch)
         size = len(batch.targets)
-        entry = manifest.pick(self._kind, self._kept, size)
-        self._graphs.open(entry, self._kept)
+        entry = manifest.pick(self._kind, self.kept, size)
+        self._graphs.open(entry, self.kept, size if entry.batch is None else entry.batch)
         arrays = {f"x{number}": array for number, array in enumerate(batch.inputs)}
-        feeds = fed(entry, {**arrays, "targets": batch.targets}, self._kept, size)
+        feeds = fed(entry, {**arrays, "targets": batch.targets}, self.kept, size)
         ports = {port.name: port for port in entry.inputs}
         masks = {}
         for mask in entry.masks:
-            shape = _real_shape(entry, ports[mask.port], self._kept, size)
+            shape = _real_shape(entry, ports[mask.port], self.kept, size)
             masks[mask.port] = draw_mask(self._stream, mask.probability, shape)
-        feeds |= fed(entry, masks, self._kept, size)
-        self._entry = entry
-        self._size = size if entry.batch is None else entry.batch
-        feeds["sample_weights"] = (np.arange(self._size) < size).astype(np.float32)
+        feeds |= fed(entry, masks, self.kept, size)
+        self.entry = entry
+        self.size = size if entry.batch is None else entry.batch
+        feeds["sample_weights"] = (np.arange(self.size) < size).astype(np.float32)
         if "classes" in ports:
-            feeds["classes"] = self._job.class_mask(*ports["classes"].shape(self._kept, size))
+            feeds["classes"] = self._job.class_mask(*ports["classes"].shape(self.kept, size))
         elif self._job.rule.classes != "all":
             raise GraphError(
                 f"{entry} takes no classes: the task was compiled for runs with classes = all"
@@ -355,7 +506,18 @@ class _Objective:
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """Return (mean loss, gradients) at these weights."""
-        taken = self._entry.input_names
+        outputs = self._graphs.run(
+            self.entry, self.feeds(weights), self.kept, self.size, self._held
+        )
+        self.outputs = outputs.get("outputs")
+        for name in self.buffers:
+            if (key := f"n:{name}") in outputs:
+                self.buffers[name] = outputs[key]
+        return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
+
+    def feeds(self, weights: Mapping[str, Array]) -> dict[str, Array]:
+        """Return the graph's inputs with these weights and the batch of now."""
+        taken = self.entry.input_names
         feeds = dict(self._feeds)
         feeds |= {
             key: np.asarray(weights[n], order="C") for n in weights if (key := f"w:{n}") in taken
@@ -363,27 +525,24 @@ class _Objective:
         feeds |= {key: self.buffers[n] for n in self.buffers if (key := f"b:{n}") in taken}
         if self._kind == "distillation":
             feeds |= self._taught()
-        outputs = self._graphs.run(self._entry, feeds, self._kept, self._size, self._held)
-        self.outputs = outputs.get("outputs")
-        for name in self.buffers:
-            if (key := f"n:{name}") in outputs:
-                self.buffers[name] = outputs[key]
-        return float(outputs["loss"]), {name: outputs[f"g:{name}"] for name in weights}
+        return feeds
 
     def _taught(self) -> dict[str, Array]:
         """Return the teacher's outputs and their share; zeros for the widest, which has none."""
         if self.teacher is not None:
             return {"teacher": self.teacher, "kappa": np.array(self._kappa, dtype=np.float32)}
-        (port,) = (port for port in self._entry.inputs if port.name == "teacher")
-        zeros = np.zeros(port.shape(self._kept, self._size), dtype=port.dtype)
+        (port,) = (port for port in self.entry.inputs if port.name == "teacher")
+        zeros = np.zeros(port.shape(self.kept, self.size), dtype=port.dtype)
         return {"teacher": zeros, "kappa": np.array(0, dtype=np.float32)}
 
 
 class HeldOutputs:
     """Arrays for the large outputs of a graph, from run to run, in one piece of memory."""
 
-    def __init__(self) -> None:
-        self.whole: NDArray[np.uint8] | None = None
+    def __init__(self, room: Raw | None = None) -> None:
+        """`room`: memory for the first piece, if it is large enough."""
+        self._room = room
+        self.whole: Raw | None = None
         """The piece, which has room for all outputs and a little more; None: nothing is large."""
         self._arrays: dict[str, Array] = {}
 
@@ -404,12 +563,21 @@ class HeldOutputs:
             small = sum(size for name, size in sizes.items() if name not in large)
             self._arrays, self.whole = {}, None
             if large:
-                self._arrays, self.whole = arrays_in_one(large, small + ROOM_BYTES)
+                room, self._room = self._room, None
+                self._arrays, self.whole = arrays_in_one(large, small + ROOM_BYTES, room)
         inputs = {id(each) for each in feeds.values()}
         return {
             name: np.empty_like(array) if id(array) in inputs else array
             for name, array in self._arrays.items()
         }
+
+
+def gradient_kind(manifest: Manifest, providers: Sequence[str], precision: Precision) -> Kind:
+    """Return the kind of graph that training steps run in."""
+    gains = bool(providers) and providers[0] in GAINING
+    wanted = precision == "fp16" or (precision == "auto" and gains)
+    there = any(entry.kind == "gradient-fp16" for entry in manifest.graphs)
+    return "gradient-fp16" if wanted and there else "gradient"
 
 
 def _run_bound(
@@ -487,21 +655,13 @@ def _check_runtime(manifest: Manifest, version: str) -> None:
         )
 
 
-def _copies(
-    arrays: Mapping[str, Array], spare: NDArray[np.float32] | None = None
-) -> dict[str, Array]:
+def _copies(arrays: Mapping[str, Array], room: Raw | None = None) -> dict[str, Array]:
     """Copy arrays in C order: neither side's later changes reach the other.
 
-    `spare`: memory for the copies, as far as it goes.
+    `room`: memory for the copies, if it is large enough.
     """
-    copies: dict[str, Array] = {}
-    if spare is not None and sum(array.size for array in arrays.values()) <= spare.size:
-        start = 0
-        for name, array in arrays.items():
-            copies[name] = spare[start : start + array.size].reshape(array.shape)
-            start += array.size
-    else:
-        copies, _ = arrays_in_one({name: (each.shape, each.dtype) for name, each in arrays.items()})
+    wanted = {name: (each.shape, each.dtype) for name, each in arrays.items()}
+    copies, _ = arrays_in_one(wanted, room=room)
     for name, array in arrays.items():
         copies[name][...] = array
     return copies

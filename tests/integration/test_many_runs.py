@@ -23,7 +23,7 @@ from coordinator.operate.broker.embedded import find_mosquitto
 from coordinator.operate.config import read_process_config
 from coordinator.operate.serve.supervising import serve_folder
 from coordinator.operate.taskfile import compile_task
-from coordinator.run.folder import ROUND, About, create_run
+from coordinator.run.folder import About, create_run
 from coordinator.task.saved_model import SavedModel
 from edge_sdk.device.config import load_config
 from edge_sdk.device.service.service import DeviceService
@@ -184,21 +184,6 @@ def test_one_is_added_one_removed_one_broken_and_all_survive_a_kill(
             until(lambda: min(len(folder.digests(task)) for task in "ab") >= 2, first.last_words)
             folder.add("c")
             until(lambda: folder.digests("c"), first.last_words)
-
-            def stands_in_rounds() -> bool:
-                """Stop the process where every run has handed out its round."""
-                first.signal(signal.SIGSTOP)
-                if all(
-                    (folder.path / f"run-{task}" / ROUND).exists()
-                    or len(folder.digests(task)) == ROUNDS
-                    for task in "abc"
-                ):
-                    return True
-                first.signal(signal.SIGCONT)
-                return False
-
-            # A round that is not handed out yet gets another number after a kill, and other draws.
-            until(stands_in_rounds, first.last_words)
             first.signal(signal.SIGKILL)  # its broker ends with it
             first.process.wait()
             seen = {task: folder.digests(task) for task in "abc"}

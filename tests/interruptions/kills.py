@@ -11,10 +11,8 @@ killed up to `PER_TRIAL` times, each time in another process:
 - after a random time, from outside, at any instruction.
 
 Then it finishes the run. A kill survives if the checks of every interruption hold
-(`World.finish`) and the model has the bits of a run that nobody killed. A round without
-assignments is void after a kill; the other run then has a coordinator that was stopped in an
-orderly way while devices were bidding in that round. Of an asynchronous run, the bits depend on
-who comes first, so there only the checks decide.
+(`World.finish`) and the model has the bits of a run that nobody killed. Of an asynchronous run, the
+bits depend on who comes first, so there only the checks decide.
 
 Outcomes are appended to `kills.jsonl` in the folder, and a further call goes on behind them.
 """
@@ -38,9 +36,8 @@ from subprocess import TimeoutExpired
 from tempfile import gettempdir
 
 from coordinator.aggregate.rules import ASYNC_RULES
-from edge_sdk.protocol.messages.round import Bid
 from tests.interruptions.programs import ROOT, Program
-from tests.interruptions.world import Setup, World, is_message, made
+from tests.interruptions.world import Setup, World, made
 from tests.waiting import locked
 
 PER_TRIAL = 4
@@ -126,10 +123,8 @@ def run_trial(trial: int, folder: Path) -> TrialOutcome:
         try:
             _kill(world, moments_of(trial), kills)
             outcome = world.finish(whole_log=False)
-            if not setup.asynchronous:
-                void = frozenset(range(1, outcome.rounds[-1])) - frozenset(outcome.rounds)
-                if world.digest() != undisturbed_digest(setup, void, shared):
-                    problem = f"the model of rounds {outcome.rounds} has other bits"
+            if not setup.asynchronous and world.digest() != undisturbed_digest(setup, shared):
+                problem = f"the model of rounds {outcome.rounds} has other bits"
         except AssertionError as error:
             problem = str(error)
     if not problem:
@@ -170,38 +165,19 @@ def _killed(coordinator: Program, moment: Moment) -> bool:
     return code != 0
 
 
-def undisturbed_digest(setup: Setup, void: frozenset[int], shared: Path) -> str:
-    """Return the digest of a run that nobody kills, in which these rounds are void."""
-    name = f"calm.{setup.key}.{'-'.join(map(str, sorted(void)))}"
+def undisturbed_digest(setup: Setup, shared: Path) -> str:
+    """Return the digest of a run that nobody kills."""
+    name = f"calm.{setup.key}"
     path = shared / f"{name}.digest"
     with locked(shared / f"{name}.lock"):
         if not path.exists():
             shutil.rmtree(shared / name, ignore_errors=True)
             (shared / name).mkdir()
             with made(World(shared / name, setup, shared)) as world:
-                _leave_out(world, sorted(void))
-                rounds = world.finish().rounds
-                assert not void & set(rounds), f"{rounds}, and {void} were to be void"
+                world.start()
+                world.finish()
                 path.write_text(world.digest())
     return path.read_text()
-
-
-def _leave_out(world: World, void: Sequence[int]) -> None:
-    """Start everything, and stop the coordinator before any bid in some rounds reaches it."""
-    holds = {
-        round: [
-            world.proxy(name).hold(is_message(Bid, round=round)) for name in world.setup.devices
-        ]
-        for round in void
-    }
-    world.start()
-    for round in void:
-        for hold in holds[round]:
-            hold.wait()
-        world.coordinator.stop()
-        for hold in holds[round]:
-            hold.release()
-        world.coordinator.start()
 
 
 def trials(folder: Path, *, kills: int, seconds: float, workers: int) -> Iterator[TrialOutcome]:

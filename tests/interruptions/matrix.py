@@ -37,17 +37,37 @@ Every case ends with these checks:
 - no program logs an unexpected error;
 - where it says *bit for bit*, the model equals that of the same run without interruption.
 
+## The order of a commit
+
+The parts of a commit are done side by side, in threads beside the coordinator's loop
+(`coordinator/service/courses/rounds.py`). Where the order matters, one waits for the other:
+
+1. The rule moves the model, in memory alone. Until step 3, a crash leaves the last checkpoint, the
+   journal and the kept movements: the round closes again, to the same bits.
+2. In any order: the model's chunks go to the disk and the broker, which no opening names yet; new
+   segments and sums of the memory go to disk, which its index does not name yet.
+3. The checkpoint, with the round's line of history in it. If the process ends before step 4, memory
+   is behind: the checkpoint is removed, and the round closes again.
+4. The memory's index, in one transaction, once the checkpoint and what the index names are on disk.
+5. The line of history; then the journal and the kept movements are removed.
+6. Verdicts go to the devices, and the next round opens, once the broker has all chunks.
+7. Files that nothing names any more are removed. A start does the same.
+
+Movements that arrive meanwhile wait for step 6: whether they count must not depend on when the
+process ends. Orders of operators are taken at once; one about a device holds from the commit on.
+
 ## Crashes at every step
 
 `bash scripts/crash` fails every file operation, and ends the coordinator at every message, of small
-runs of `ram-fed`, `ccfl-2`, `fed-raa` and `fedbuff` in memory, and then finishes them: 9,260
+runs of `ram-fed`, `ccfl-2`, `fed-raa` and `fedbuff` in memory, and then finishes them: 14,654
 points. Each is tried as a kill (with and without the messages that were on their way), an
 input/output error, a torn and a short write, a full disk, and a power cut that loses what was not
 synced, in up to seven plausible ways. A point survives if the model's bits, the history and the
 receipts are those of the run that nobody disturbed; one that does not is printed with the way to
 repeat it alone. SQLite, which keeps the index of a memory, counts as one step for each commit: what
-happens within a commit is left to SQLite's own tests. `bash scripts/crash --processes` ends real
-coordinators with `kill -9` on a real Mosquitto, before operations on files and at random times.
+happens within a commit is left to SQLite's own tests. In one of the runs, work beside the loop is
+put off and done in the reverse order. `bash scripts/crash --processes` ends real coordinators with
+`kill -9` on a real Mosquitto, before operations on files and at random times.
 `tessera-bench durability` measures both the survivors and what durability costs.
 """
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 import logging
 import shutil
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +41,7 @@ from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
 from coordinator.task.saved_model import SavedModel
 from edge_sdk import TesseraError
+from edge_sdk.program.files import WaitForRoom, waiting_for_room
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -50,7 +52,9 @@ from edge_sdk.protocol.task.graphs import Manifest
 ASYNCHRONOUS = ("fed-raa", "fedbuff")
 STEERED = "steered"
 """The case of a run with ram-fed that an operator steers."""
-CASES = ("ram-fed", "ccfl-2", *ASYNCHRONOUS, STEERED)
+BESIDE = "beside"
+"""The case of a run with ram-fed whose commits are done beside the loop."""
+CASES = ("ram-fed", "ccfl-2", *ASYNCHRONOUS, STEERED, BESIDE)
 ROUNDS = 3
 STEERED_ROUNDS = 4
 """Rounds of a run that an operator makes longer."""
@@ -58,8 +62,54 @@ UPDATES = 6
 MOST_TURNS = 400
 MOST_STARTS = 8
 
+T = TypeVar("T")
 Changing = frozenset({"time", "seconds"})
 """Parts of a line of history that no two runs share."""
+
+
+class PutOff:
+    """Does work beside the loop later, in the site's turns: what was begun last comes first.
+
+    A step of the disk is a step of the one thread there is, whatever the order of the work.
+    """
+
+    def __init__(self) -> None:
+        self._works: list[tuple[Callable[[], Any], Future[Any]]] = []
+        self._done: Callable[[], object] = lambda: None
+        self._wait: WaitForRoom | None = None
+
+    def attend(self, done: Callable[[], object], wait: WaitForRoom) -> None:
+        """See `Aside`."""
+        self._done, self._wait = done, wait
+
+    def begin(self, work: Callable[[], T]) -> Future[T]:
+        """See `Aside`."""
+        future: Future[T] = Future()
+        self._works.append((work, future))
+        return future
+
+    def act(self) -> bool:
+        """Do one work; True if there was any."""
+        if not self._works:
+            return False
+        work, future = self._works.pop()
+        try:
+            with waiting_for_room(self._wait):
+                future.set_result(work())
+        except Exception as error:
+            future.set_exception(error)
+        except BaseException as error:  # the process ends: nobody waits for the rest
+            self._works.append((work, future))
+            self.abandon(error)
+            raise
+        self._done()
+        return True
+
+    def abandon(self, error: BaseException) -> None:
+        """Let all work fail that was not done."""
+        works, self._works = self._works, []
+        for _, future in works:
+            future.set_exception(error)
 
 
 class Stuck(Exception):
@@ -123,7 +173,7 @@ def machine_of(case: str, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
         )
     return RoundsConfig(
         **common,
-        rule=RULES["ram-fed" if case == STEERED else case](),
+        rule=RULES["ram-fed" if case in (STEERED, BESIDE) else case](),
         masks=make_masks("random"),
         min_devices=4,
         min_participants=1,
@@ -132,9 +182,7 @@ def machine_of(case: str, plan: ModelPlan) -> RoundsConfig | FragmentsConfig:
     )
 
 
-def make_devices(
-    case: str, wire: Wire, plan: ModelPlan, void: frozenset[int], chunk_bytes: int
-) -> list[ScriptedDevice]:
+def make_devices(case: str, wire: Wire, plan: ModelPlan, chunk_bytes: int) -> list[ScriptedDevice]:
     """Return the fleet of a case. In rounds, of every three
 
     - the first closes at its deadline: a movement is withheld, and enters memory in the second;
@@ -148,8 +196,7 @@ def make_devices(
 
     def device(name: str, value: float, **options: Any) -> ScriptedDevice:
         level = options.pop("level", lambda _: 1.0)
-        options |= {"void": void, "chunk_bytes": chunk_bytes}
-        return ScriptedDevice(wire, plan, name, value, level, **options)
+        return ScriptedDevice(wire, plan, name, value, level, chunk_bytes=chunk_bytes, **options)
 
     if case in ASYNCHRONOUS:
         return [device("a", 0.02), device("b", -0.03, level=lambda _: 0.5), device("c", 0.05)]
@@ -192,7 +239,6 @@ class CrashSite:
     case: str
     base: Path
     """An empty folder for the states of the disk."""
-    void: frozenset[int] = frozenset()
     faults: tuple[Fault | None, ...] = ()
     """The fault of each process; later ones have none."""
     looks: bool = False
@@ -212,12 +258,13 @@ class CrashSite:
     operator: ScriptedOperator = field(init=False)
     wire: Wire = field(init=False)
     devices: list[ScriptedDevice] = field(init=False)
+    _put_off: PutOff = field(default_factory=PutOff)
 
     def __post_init__(self) -> None:
         self.operator = ScriptedOperator(tuple(script()) if self.case == STEERED else ())
         self.wire = Wire(lambda _: None)
         plan, size = self.model.plan, self.chunk_bytes
-        self.devices = make_devices(self.case, self.wire, plan, self.void, size)
+        self.devices = make_devices(self.case, self.wire, plan, size)
         self.wire.devices += self.devices
         about = About(task=TASK, run=RUN, source="t.py:f", batch_size=4)
         create_run(self.folder, about, self.model)
@@ -286,6 +333,7 @@ class CrashSite:
                 keeping=Keeping(keep_last=2),
                 chunk_bytes=self.chunk_bytes,
             )
+            self._put_off = PutOff()
             service = Service(
                 run,
                 config,
@@ -294,10 +342,12 @@ class CrashSite:
                 wall=self._clock,
                 watch=lambda _: self._note(service),
                 room_s=0.0,
+                aside=self._put_off if self.case == BESIDE else None,
             )
             try:
                 yield service
-            except BaseException:
+            except BaseException as error:
+                self._put_off.abandon(error)
                 with suppress(BaseException):
                     service.kill()
                 raise
@@ -335,6 +385,7 @@ class CrashSite:
         for _ in range(MOST_TURNS):
             busy = self.wire.pass_on()
             busy = service.pump() > 0 or busy or bool(self.wire.waiting)
+            busy = self._put_off.act() or busy
             if disk.dead:
                 raise Killed
             self._note(service)

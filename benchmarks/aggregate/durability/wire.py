@@ -184,7 +184,7 @@ class ScriptedDevice:
 
     It offers what it keeps again when the coordinator was restarted and when a round opens, and
     does not bid while it has something to offer: who arrives first is then the same, whatever was
-    interrupted.
+    interrupted. When the coordinator was restarted, it answers the newest opening again.
     """
 
     wire: Wire
@@ -198,8 +198,6 @@ class ScriptedDevice:
     """True: it sends the movement of this round in the next one only."""
     mute: Callable[[int], bool] = lambda _: False
     """True: it never sends the movement of this round."""
-    void: frozenset[int] = frozenset()
-    """Rounds that it does not answer."""
     receipts: dict[int, list[str]] = field(default_factory=dict)
     """Outcomes that it was told, by round, in the order they came."""
     complaints: list[str] = field(default_factory=list)
@@ -243,6 +241,7 @@ class ScriptedDevice:
         match message:
             case Presence(online=True):
                 self.offer_all()
+                self._answer_again()
             case RoundClosed():
                 self._release(message.round + 1)
                 self.offer_all()
@@ -277,8 +276,6 @@ class ScriptedDevice:
         if opening is None or self._offered:
             return
         self._unanswered = None
-        if opening.round in self.void:
-            return
         level = self.level(opening.round)
         bid = Bid(
             device=self.name,
@@ -289,6 +286,13 @@ class ScriptedDevice:
             run=opening.run,
         )
         self._tell(bid)
+
+    def _answer_again(self) -> None:
+        """Answer the newest opening once more, unless it has work for it."""
+        newest = max(self._opened, default=0)
+        if newest and newest not in self._assigned:
+            self._unanswered = self._opened[newest]
+            self._answer()
 
     def _train(self, opening: RoundOpen, assignment: Assignment) -> None:
         if self.mute(opening.round):

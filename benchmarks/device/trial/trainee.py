@@ -165,7 +165,9 @@ def onnx_backend(trainee: Trainee, threads: int = 1, provider: str | None = None
 
     files = {path.stem: path.read_bytes() for path in trainee.folder.glob("*.onnx")}
     providers = CPU if provider is None else (provider, *CPU)
-    return OnnxBackend(trainee.plan, trainee.manifest, files, providers=providers, threads=threads)
+    return OnnxBackend(
+        trainee.plan, trainee.manifest, files, providers=providers, threads=threads, lean=True
+    )
 
 
 def torch_backend(trainee: Trainee, threads: int = 1) -> Backend:

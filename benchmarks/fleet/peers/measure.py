@@ -85,7 +85,7 @@ def measure_peers(
 
     Raises `PeerError` if a simulator that is installed fails.
     """
-    versions = {each.name: _version(each, pythons.get(each.name)) for each in PEERS}
+    versions = {each.name: installed_version(each, pythons.get(each.name)) for each in PEERS}
     there = [each for each in ALL if versions.get(each.name) != ""]
     found: dict[str, list[PeerTurn]] = {each.name: [] for each in there}
     with ExitStack() as stack:
@@ -211,7 +211,7 @@ class RunningPeer:
         return total
 
 
-def _version(simulator: Simulator, python: str | None) -> str:
+def installed_version(simulator: Simulator, python: str | None) -> str:
     """Return the version of a peer in its Python; empty if it cannot be imported there."""
     package = simulator.module.partition(".")[0]
     code = (

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from benchmarks.models import FAMILIES, Family, mlp
-from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.compilation import MIN_ONNXRUNTIME, compile_graphs
+from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET
 from coordinator.task.saved_model import SavedModel
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.protocol.streams import stream
+from edge_sdk.protocol.task.graphs import Manifest
 
 BATCH_SIZE = 32
 GROUPS = 4
@@ -53,10 +55,32 @@ def prepare_perceptron(widths: tuple[int, ...]) -> PreparedTask:
     return _prepare("perceptron", Family(lambda: mlp(*widths), (widths[0],), widths[-1]))
 
 
+def prepare_untrained(widths: tuple[int, ...]) -> PreparedTask:
+    """Prepare a perceptron that nobody trains: its graphs, which take long, are not compiled."""
+    family = Family(lambda: mlp(*widths), (widths[0],), widths[-1])
+    task = make_task(family.model(), family.inputs(2), groups=GROUPS)
+    manifest = Manifest(
+        plan_hash=task.plan.hash,
+        opset=OPSET,
+        ir_version=IR_VERSION,
+        min_onnxruntime=MIN_ONNXRUNTIME,
+        loss=task.loss_name,
+        tolerance=0.0,
+        data=task.data,
+        graphs=(),
+    )
+    saved = SavedModel(task.plan, task.weights, task.buffers, manifest, {})
+    return _with_data("untrained", family, saved)
+
+
 def _prepare(name: str, family: Family) -> PreparedTask:
     task = make_task(family.model(), family.inputs(2), groups=GROUPS)
     graphs = compile_graphs(task, levels=(1.0,), batch_sizes=(BATCH_SIZE,))
     saved = SavedModel(task.plan, task.weights, task.buffers, graphs.manifest, graphs.files)
+    return _with_data(name, family, saved)
+
+
+def _with_data(name: str, family: Family, saved: SavedModel) -> PreparedTask:
     labels = stream(0, "wire", "labels").integers(family.classes, size=2 * BATCH_SIZE)
     inputs = np.ascontiguousarray(family.inputs(2 * BATCH_SIZE).numpy())
     return PreparedTask(name, saved, ArrayData((inputs,), labels))

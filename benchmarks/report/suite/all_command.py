@@ -23,6 +23,7 @@ MEASURING = (
     "durability",
     "wire",
     "ingest",
+    "closing",
     "deployed",
     "load",
     "runs",

@@ -13,6 +13,8 @@ ClaimVerdict = Literal[
     "reproduced", "within the noise", "not reproduced", "as claimed", "not as claimed", "not run"
 ]
 """With a single seed, a claim is only `as claimed` or not."""
+LEAST_POINTS, LEAST_RATIO = 0.1, 0.01
+"""Smallest difference that is no noise, however well the seeds agree: it is what a page shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,8 +50,8 @@ class Judged:
 def judge(table: PaperTable, claim: PaperClaim, done: Outcomes) -> Judged:
     """Compare two cells seed by seed.
 
-    A difference counts if it is larger than its standard deviation over seeds. One seed cannot
-    reproduce anything: then the verdict tells the direction alone.
+    A difference counts if it is larger than its standard deviation over seeds, and than what a page
+    shows. One seed cannot reproduce anything: then the verdict tells the direction alone.
     """
     pairs = _pairs(claim, done)
     printed = _printed(table, claim)
@@ -71,7 +73,8 @@ def _verdict(claim: PaperClaim, ahead: float, spread: float | None) -> ClaimVerd
     """Judge how far the first cell is ahead of where it should at least be."""
     if spread is None:
         return "as claimed" if ahead > 0 else "not as claimed"
-    if claim.within is None and abs(ahead) <= spread:
+    least = LEAST_RATIO if claim.ratio else LEAST_POINTS
+    if claim.within is None and abs(ahead) <= max(spread, least):
         return "within the noise"
     return "reproduced" if ahead > 0 else "not reproduced"
 

@@ -75,6 +75,7 @@ class Memory:
         self._kind = VALUE_TYPES[config.memory_type]
         self._now = now
         self._changed = False
+        self._prepared = False
         self._broken = False
 
     @property
@@ -228,12 +229,32 @@ class Memory:
             for array, found in zip(self._sums.arrays, (total, weight, entries), strict=True):
                 array[...] = found
 
-    def commit(self) -> None:
-        """Make all changes since the last commit durable at once; a crash before leaves none."""
-        if self._changed:
+    def prepare(self) -> None:
+        """Bring to disk what a commit needs, which then takes no time; a crash leaves no change.
+
+        Nothing may change between this and `commit`.
+        """
+        if self._changed and not self._prepared:
             with self._changing():
-                self._store.commit(self._now, self._sums.arrays)
-            self._changed = False
+                self._store.prepare(self._sums.arrays)
+            self._prepared = True
+
+    def commit(self, *, tidy: bool = True) -> None:
+        """Make all changes since the last commit durable at once; a crash before leaves none.
+
+        Not `tidy`: what is of no use any more stays until `tidy` is called.
+        """
+        if self._changed:
+            self.prepare()
+            with self._changing():
+                self._store.commit(self._now)
+            self._changed = self._prepared = False
+        if tidy:
+            self.tidy()
+
+    def tidy(self) -> None:
+        """Remove what no commit needs any more."""
+        self._store.tidy()
 
     def close(self) -> None:
         """Close files and threads. On disk, changes that were not committed are lost.
@@ -375,7 +396,7 @@ class Memory:
         self._check_usable()
         self._broken = True
         yield
-        self._broken = False
+        self._broken = self._prepared = False
         self._changed = True
 
 

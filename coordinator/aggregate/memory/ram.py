@@ -98,8 +98,14 @@ class RamStore:
         values = pick(stored.values, self._sizes[stored.ids], live).copy()
         return Stored(stored.key, stored.made, stored.ids[live], values, scales)
 
-    def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
+    def prepare(self, sums: Sequence[NDArray[np.generic]]) -> None:
         """See `Store`. There is nothing to make durable."""
+
+    def commit(self, now: int) -> None:
+        """See `prepare`."""
+
+    def tidy(self) -> None:
+        """See `prepare`."""
 
     def close(self) -> None:
         """See `Store`."""

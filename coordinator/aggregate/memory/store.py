@@ -52,7 +52,10 @@ class Slot(Protocol):
     """Room for one movement's values."""
 
     def put(self, at: int, values: Held) -> None:
-        """Write values at a position, counted in values. Safe from several threads."""
+        """Keep values for a position, counted in values. Safe from several threads.
+
+        Read-only values are perhaps written by `Store.prepare` alone.
+        """
 
 
 class Store(Protocol):
@@ -76,8 +79,14 @@ class Store(Protocol):
         A movement with none left is dropped, and so is a device with no round above 0.
         """
 
-    def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
-        """Make all changes durable, with the present round and the memory's sums."""
+    def prepare(self, sums: Sequence[NDArray[np.generic]]) -> None:
+        """Bring to disk what `commit` needs, with the memory's sums; nothing changes after it."""
+
+    def commit(self, now: int) -> None:
+        """Make all changes durable, with the present round; they were prepared."""
+
+    def tidy(self) -> None:
+        """Remove what no commit needs any more. A store that is opened again does it, too."""
 
     def close(self) -> None:
         """Close all files. Closing again does nothing."""

@@ -75,12 +75,16 @@ def add_scaled(
         result[low:high] += part.astype(np.float32)
 
 
-def divide(plan: ModelPlan, total: Float32, by: Float64) -> Float32:
+def divide(plan: ModelPlan, total: Float32, by: Float64, *, threads: int = 1) -> Float32:
     """Divide `total` in place by a number per block; 0 where that is 0."""
     share = np.divide(1.0, by, out=np.zeros_like(by), where=by > 0).astype(np.float32)
-    for low in range(0, len(total), PIECE):
-        part = total[low : low + PIECE]
-        part *= spread(plan, share, low, low + len(part))
+
+    def work(start: int, end: int) -> None:
+        for low in range(start, end, PIECE):
+            part = total[low : min(low + PIECE, end)]
+            part *= spread(plan, share, low, low + len(part))
+
+    over_shards(len(total), threads, work)
     return total
 
 

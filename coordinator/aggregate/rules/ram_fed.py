@@ -124,13 +124,14 @@ class RamFed(Rule):
         share = np.divide(1.0, by, out=np.zeros_like(by), where=(by > 0) & (fresh > 0))
         scale = self.server_rate * closing.learning_rate
         result, own, trusted = self._trust(closing, memory, closing.learning_rate * mean)
-        if self.adapts:
-            result *= np.float32(self.server_rate * (1 - own))
         # v = (1 − λ)·D̄ + λ·(ū + (γ·change − absent·ū)·share), or μ·ū. The old mean is read before
         # memory changes.
         of_old, of_change = scale * trusted * mean * (1 - absent * share), scale * own * share
+        of_fresh = np.float32(self.server_rate * (1 - own))
 
         def add_old(start: int, end: int) -> None:
+            if self.adapts:
+                result[start:end] *= of_fresh
             add_scaled(plan, result, start, memory.total[start:end], of_old)
 
         def add_change(start: int, change: Float64) -> None:
@@ -156,7 +157,7 @@ class RamFed(Rule):
         pairs = [(part.blocks, weight) for part, weight in zip(parts, weights, strict=True)]
         weight = block_sums(plan, pairs)
         total = sum_terms(plan, [Term(*pair) for pair in pairs], threads=closing.threads)
-        mean = divide(plan, total, weight)
+        mean = divide(plan, total, weight, threads=closing.threads)
         trust = measure_trust(
             memory,
             parts,

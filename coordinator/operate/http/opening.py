@@ -7,7 +7,7 @@ import json
 import shlex
 import socket
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -68,6 +68,19 @@ class OpenPage:
             yield f"{'':10} signs in once, within 24 hours; for more: {more}"
         else:
             yield f"page       {self.address}; for a link that signs in: {more}"
+
+
+def load_page() -> None:
+    """Load what a page needs, in any thread: it takes long, and `open_http` then does not.
+
+    What is missing is for `open_http` to say.
+    """
+    with suppress(ImportError):
+        import coordinator.operate.http.app
+        import coordinator.operate.http.server  # noqa: F401
+        from coordinator.operate.http.pages import read_page
+
+        read_page()
 
 
 @contextmanager

@@ -10,6 +10,7 @@ import gzip
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from http import HTTPStatus
 from pathlib import Path
 
@@ -50,6 +51,7 @@ class PageFile:
     tag: str
 
 
+@cache
 def read_page() -> dict[str, PageFile]:
     """Read all files of the page, by their path in its folder."""
     folder = FOLDER

@@ -35,8 +35,9 @@ from coordinator.operate.control.forgetting import forget_commands
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.quarantine import quarantine_commands
 from coordinator.operate.control.steering import back_command, change_report, steering_commands
-from coordinator.operate.http.opening import open_http
+from coordinator.operate.http.opening import load_page, open_http
 from coordinator.operate.serve.charge import take_charge
+from coordinator.operate.serve.evaluation import LateEvaluator
 from coordinator.operate.serve.notices import Notices
 from coordinator.operate.serve.progress import ServeProgress
 from coordinator.operate.serve.runs import ServedRun, ServedRuns
@@ -63,6 +64,8 @@ from coordinator.run.steering.orders import Steering
 from coordinator.run.steering.settings import check_fits, values_of, with_settings
 from coordinator.run.tensorboard import TensorBoardSink
 from coordinator.service.admission.requests import Requests
+from coordinator.service.aside import InThreads
+from coordinator.service.courses.parts import Evaluator
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.folder import overview_for
 from coordinator.service.overview.overview import Overview
@@ -201,6 +204,7 @@ def open_run(
                 levels=sorted(levels, reverse=True),
                 distillation=config.run.distillation > 0,
                 class_masks=config.run.classes != "all",
+                half=config.run.precision == "fp16",
                 hear=progress.now,
             )
         about = About(
@@ -321,18 +325,19 @@ def serve(
     what it shares with other runs of the process; None: it is alone. Raises `FencedError` if
     another has the task, or takes it.
     """
-    evaluation = config.task.evaluation
     site = OwnSite() if site is None else site
     with ExitStack() as stack:
         run = stack.enter_context(open_run(config, say, site.preparing(stop)))
         run.note_starting(True)
-        settings, entrance = stack.enter_context(site.reach(config))
+        if config.http.enabled:  # while the broker starts and is tried
+            threading.Thread(target=load_page, name="page", daemon=True).start()
+        requests: Requests[Service] = Requests()
         evaluate = None
-        if evaluation is not None:
-            spec, cache = run.task.manifest.data, run.folder / EVALUATION
-            with site.preparing(stop):
-                data = load_evaluation(evaluation, config.base, spec, config.format, cache)
-            evaluate = make_evaluator(run.task, data)
+        if config.task.evaluation is not None:
+            making = partial(_make_evaluator, config, config.task.evaluation, run, site, stop)
+            evaluate = LateEvaluator(making, requests)
+            stack.callback(evaluate.close)
+        settings, entrance = stack.enter_context(site.reach(config))
         root = None
         if config.robust.data is not None:
             spec, cache = run.task.manifest.data, run.folder / ROOT_DATA
@@ -373,7 +378,6 @@ def serve(
             say(line)
         for line in change_report(run.folder, steering.steered):
             say(line)
-        requests: Requests[Service] = Requests()
         overview = overview_for(run, changed)
         stack.callback(overview.stopped)  # also if it never begins
         keep_facts(run.folder, overview.facts)
@@ -421,8 +425,11 @@ def serve(
             epoch=epoch,
             steering=steering,
             overview=overview,
+            aside=InThreads(),
         )
         note_start(run.folder, config)
+        if evaluate is not None:
+            evaluate.begin()
         try:
             service.serve(stop)
             if service.finished:
@@ -433,6 +440,16 @@ def serve(
         finally:
             service.close()
             keep_facts(run.folder, overview.facts)
+
+
+def _make_evaluator(
+    config: ServeConfig, evaluation: str, run: Run, site: RunSite, stop: threading.Event
+) -> Evaluator:
+    """Read the test data, and make an evaluator. Raises `ConfigError`."""
+    spec, cache = run.task.manifest.data, run.folder / EVALUATION
+    with site.preparing(stop):
+        data = load_evaluation(evaluation, config.base, spec, config.format, cache)
+    return make_evaluator(run.task, data)
 
 
 def is_quiet(overview: Overview) -> bool:

@@ -79,7 +79,7 @@ class Letter:
 
 
 class Inbox:
-    """A queue of link events. Any thread may call `put`; one thread calls the rest."""
+    """A queue of link events. Any thread may call `put` and `wake`; one thread calls the rest."""
 
     def __init__(
         self,
@@ -108,6 +108,7 @@ class Inbox:
             TopicKind.PRESENCE: Buckets(PRESENCE, max_devices),
         }
         self._ready = Condition()
+        self._woken = False
         self._useless = Buckets(USELESS, max_devices)
         self._events: deque[LinkEvent] = deque()
         self._queues: OrderedDict[str, deque[Letter]] = OrderedDict()
@@ -158,8 +159,9 @@ class Inbox:
         """Take the next event, a message as a `Letter`; None if none arrives within `wait_s`
         seconds."""
         with self._ready:
-            if not self._events and not self._queues and wait_s > 0:
+            if not self._events and not self._queues and wait_s > 0 and not self._woken:
                 self._ready.wait(wait_s)
+            self._woken = False
             if self._events:
                 return self._events.popleft()
             if not self._queues:
@@ -170,6 +172,12 @@ class Inbox:
                 self._queues[sender] = queue
             self._count(letter, -1)
             return letter
+
+    def wake(self) -> None:
+        """Let the reader go on, as if an event had arrived. Any thread may call it."""
+        with self._ready:
+            self._woken = True
+            self._ready.notify()
 
     def mute(self, device: str, seconds: float) -> None:
         """Drop a device's chunks for this many seconds."""

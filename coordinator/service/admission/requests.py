@@ -33,6 +33,8 @@ class Requests(Generic[S]):
 
     def __init__(self, wait_s: float = ANSWER_S) -> None:
         self._wait_s = wait_s
+        self.wake: Callable[[], object] = lambda: None
+        """Called by threads that ask, so that the loop notices; the loop sets it."""
         self._closed = False
         self._queue: SimpleQueue[tuple[Callable[[S], Any], Future[Any]]] = SimpleQueue()
 
@@ -43,6 +45,7 @@ class Requests(Generic[S]):
         """
         answer: Future[T] = Future()
         self._queue.put((work, answer))
+        self.wake()
         if self._closed:
             self.close()
         try:

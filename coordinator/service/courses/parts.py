@@ -22,6 +22,7 @@ from coordinator.rounds.report import RoundReport
 from coordinator.rounds.state import Committed
 from coordinator.run.folder import Checkpoint
 from coordinator.run.steering.orders import OrderedStanding
+from coordinator.service.aside import Aside, AtOnce
 from coordinator.service.close import RootTrainer
 from coordinator.service.outgoing.outlet import ModelOutlet
 from coordinator.service.outgoing.rollout import Rollout
@@ -174,6 +175,8 @@ class Parts:
     """Reads the lines of the run's history."""
     onlooker: Onlooker = field(default_factory=Onlooker)
     """Is told what happens."""
+    aside: Aside = field(default_factory=AtOnce)
+    """Does what takes long."""
 
     def score(self, config: RunConfig) -> LevelScores:
         """Return the run's levels, evaluated if there is data for it."""
@@ -232,9 +235,14 @@ class Parts:
             return self.rollout.made(round, levels, final=final)
         return self.outlet.deliver(choices, round, levels, final=final)
 
+    @property
+    def needed(self) -> Collection[int]:
+        """Rounds whose checkpoints the trial of a model needs."""
+        return () if self.rollout is None else self.rollout.rounds
+
     def prune(self) -> None:
         """Drop checkpoints that nobody needs, now that the newest one is complete."""
-        self.store.prune(() if self.rollout is None else self.rollout.rounds)
+        self.store.prune(self.needed)
 
     def deliver_best(self, best: Checkpoint, choices: Collection[Choice]) -> None:
         """Offer the model of the best checkpoint for inference."""

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable, Set
+from collections.abc import Callable, Collection, Generator, Set
+from concurrent.futures import Future, wait
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +33,7 @@ from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
 from coordinator.run.steering.orders import OrderedStanding, Steered
 from coordinator.run.steering.settings import Settings, with_settings
-from coordinator.service.close import close_round
+from coordinator.service.close import RoundFindings, close_round
 from coordinator.service.courses.parts import (
     Parts,
     Said,
@@ -59,8 +62,15 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import SurveyFinding
 from edge_sdk.protocol.messages.transfer import Offer
+from edge_sdk.protocol.plan.blocks import Float32
 
 log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+Steps = Generator[Future[Any], None, None]
+"""A commit: between its steps, work beside the loop is awaited."""
+_Moved = tuple[RoundFindings, float, Float32 | None]
+"""What was found in a round, the error of its encoding, and the weights before if anybody asks."""
 
 MANY_OUTDATED = 10
 """Skips that were too old to count, before anybody is warned."""
@@ -68,9 +78,11 @@ MANY_OUTDATED = 10
 
 class RoundsCourse:
     """A synchronous run. A commit is complete once its model is published; then call `proceed`.
+    Commits take steps, with work beside the loop between them (`service/aside.py`): call `advance`
+    when any is done.
 
     Resumes the round that was open when the previous process stopped. Raises `RunError` if the
-    settings that devices train by have changed since.
+    settings by which devices train in it have changed since.
 
     Orders of operators: a changed setting holds from the next round on, so a round has one value of
     each from its opening to its commit. A word about a device that comes while a closed round waits
@@ -125,10 +137,16 @@ class RoundsCourse:
         self._due: rounds.Committed | None = None
         self._closed: _ClosedRound | None = None
         """A round whose commit waits for the result of a survey."""
+        self._steps: Steps | None = None
+        """Steps of a commit that is under way."""
+        self._awaited: Future[Any] | None = None
+        """Work that the next step needs."""
+        self._works: list[Future[Any]] = []
+        """All work of the newest commit."""
         self._surveying = Surveying(config, parts.outlet)
         self._outdated, self._skips = 0, 0
         """Skips so far in this process that were too old to count, and all; none once warned."""
-        self._step: NDArray[np.float64] | None = None
+        self._squares: Future[NDArray[np.float64]] | None = None
         """Squared norm of each block's newest step; None: not known."""
         self._held: list[rounds.Event] = []
         """Movements that arrived in a survey."""
@@ -141,18 +159,18 @@ class RoundsCourse:
         self._resumed = self._reopening = interrupted is not None
         self._was_closed = interrupted is not None and interrupted.closed
         self._resume(interrupted, now)
-        self._obey(steered, interrupted)
+        self._obey(steered, interrupted, now)
         self._journalled = self._state.assigned, self._state.refused
         """Contents of `round.json`."""
 
     def _settings_of_round(self, parts: Parts, checkpoint: Checkpoint) -> Settings:
         """Return the changed settings of the open round; without one, those that are wanted."""
         opened = parts.store.interrupted()
-        if opened is None or not opened.round == parts.store.opened > checkpoint.round:
+        if opened is None or not _is_open(opened, parts, checkpoint):
             return self._wanted
         return dict(opened.settings)
 
-    def _obey(self, steered: Steered, opened: OpenRound | None) -> None:
+    def _obey(self, steered: Steered, opened: OpenRound | None, now: float) -> None:
         """Take up the orders that no checkpoint has, one after the other, as they came."""
         closed = opened is not None and opened.closed
         for each in steered.judged_since(self._judged):
@@ -164,6 +182,8 @@ class RoundsCourse:
                 self._state = rounds.without_barred(self._state)
         held = self._paused or self._wanted != self._settings
         self._state = replace(self._state, held=held)
+        if held and self._state.phase is RoundPhase.BIDDING:  # the run is not to wait for devices
+            self._state = replace(self._state, deadline=now + self._config.bid_s)
 
     def _note_judgement(self, judgement: OrderedStanding) -> None:
         """Take up an order about a device before anything else happens."""
@@ -171,14 +191,16 @@ class RoundsCourse:
         self._state, self._judged = replace(self._state, fleet=fleet), judgement.number
 
     def _interrupted(self, checkpoint: Checkpoint) -> OpenRound | None:
-        """Return the round to resume; None if no open round had assignments. Raises `RunError`."""
+        """Return the round to resume; None if no round is open. Raises `RunError`."""
         opened = self._parts.store.interrupted()
-        current = opened is not None and opened.round == self._state.round > checkpoint.round
-        if not current or self.finished:
+        if opened is None or not _is_open(opened, self._parts, checkpoint) or self.finished:
             return None
         try:
             self._parts.store.check_terms(terms_of(self._config))
-        except RunError:
+        except RunError as error:
+            if opened.bidding:  # nothing was made by the old terms
+                log.warning("%s; nobody has begun it, so round %d is void", error, opened.round)
+                return None
             self.kill()
             raise
         return opened
@@ -190,7 +212,7 @@ class RoundsCourse:
             self._parts.store.forget_round()
         else:
             # A resumed round is not void: it has not ended.
-            state = replace(state, void=state.void - 1)
+            state = replace(state, void=opened.round - 1 - self._committed)
             state = rounds.resume(self._config, state, opened, now)
         for sent in self._parts.store.kept():
             before = state
@@ -212,11 +234,11 @@ class RoundsCourse:
             if not self._arrivals:
                 self._parts.store.clear_kept()  # else at the next commit
             return
+        had = f"{len(state.kept)} of {len(state.assigned)} movements"
         log.info(
-            "round %d resumes with %d of %d movements",
+            "round %d resumes %s",
             state.round,
-            len(state.kept),
-            len(state.assigned),
+            "where devices were bidding: they bid again" if opened.bidding else f"with {had}",
             extra={"facts": {"event": "resumed", "round": state.round}},
         )
 
@@ -270,7 +292,17 @@ class RoundsCourse:
     def idle(self) -> bool:
         """True if no round is open, and the last one is committed and known to devices."""
         between = self._state.phase in (RoundPhase.WAITING, RoundPhase.FINISHED)
-        return between and self._due is None and self._closed is None
+        return between and self._due is None and not self._is_closing
+
+    @property
+    def committing(self) -> bool:
+        """True while a commit is under way beside the loop."""
+        return self._steps is not None
+
+    @property
+    def _is_closing(self) -> bool:
+        """True while a round is closed, and its model is not committed."""
+        return self._closed is not None or self.committing
 
     @property
     def judged(self) -> int:
@@ -340,6 +372,9 @@ class RoundsCourse:
                         self._parts.give(effect.message, happened, upload, count=counts)
                         settled = True
                     pending += self._perform(effect, said)
+                bidding = before.phase is RoundPhase.BIDDING
+                if bidding and self._state.phase is RoundPhase.WAITING:
+                    self._parts.store.forget_round()  # it is void
         finally:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
@@ -365,7 +400,7 @@ class RoundsCourse:
 
     def judge(self, judgement: OrderedStanding, now: float) -> list[Said]:
         """Quarantine a device, or release it; after the commit, if a closed round waits for it."""
-        if self._closed is not None or self._was_closed:
+        if self._is_closing or self._was_closed:
             self._later.append(judgement)
             return []
         self._judged = judgement.number
@@ -418,15 +453,19 @@ class RoundsCourse:
 
         A movement that came between would count, or not, by whether this process is killed.
         """
-        if not (self._was_closed or self._closed is not None):
+        if not (self._was_closed or self._is_closing):
             return False
         if isinstance(event, Movement | Replay | events.Uploaded):
             self._held.append(event)
             return True
-        return isinstance(event, Offer | Bid)
+        # A commit that is under way is over soon, and a survey is not.
+        return not self.committing and isinstance(event, Offer | Bid)
 
     def _note_assignments(self) -> None:
-        """Write assignments to the journal: before devices hear of them, and on a withdrawal."""
+        """Write assignments to the journal: before devices hear of them, and on a withdrawal.
+
+        The opening of the round is there already, since before devices heard of it.
+        """
         state = self._state
         assigned = state.phase in (RoundPhase.TRAINING, RoundPhase.CLOSING)
         known, refused = self._journalled
@@ -438,14 +477,15 @@ class RoundsCourse:
     def _journal(self, *, closed: bool = False) -> None:
         state = self._state
         opened = OpenRound(
-            state.round,
-            state.selected,
-            state.bids,
-            state.assigned,
-            state.refused,
-            closed,
-            self._settings,
-            self._judged,
+            round=state.round,
+            selected=state.selected,
+            bids=state.bids,
+            assigned=state.assigned,
+            bidding=state.phase is RoundPhase.BIDDING,
+            refused=state.refused,
+            closed=closed,
+            settings=self._settings,
+            orders=self._judged,
         )
         self._parts.store.open_round(opened, terms_of(self._config))
 
@@ -480,14 +520,15 @@ class RoundsCourse:
         return []
 
     def kill(self) -> None:
-        """Stop as a crash would, writing nothing."""
+        """Stop as a crash would, writing nothing more than what is being written."""
+        wait(self._works)
         if self._memory is not None:
             self._memory.close()
 
     def _perform(self, effect: rounds.Effect, said: list[Said]) -> list[rounds.Event]:
         match effect:
             case events.Broadcast(RoundOpen() as opening):
-                self._parts.store.note_opened(opening.round)
+                self._journal()
                 self._started = time.perf_counter()
                 self._parts.onlooker.asked(self._state.selected, opening.round)
                 said.append(events.Broadcast(self._parts.outlet.opening(opening)))
@@ -510,12 +551,62 @@ class RoundsCourse:
                 self._parts.onlooker.kept(arrival, round)
                 return [events.Kept(device, round)]
             case rounds.Commit():
-                try:
-                    self._close(effect)
-                except Exception as error:
-                    # A partial commit cannot be continued; a new process restarts from the last.
-                    raise RunError(f"round {effect.round} could not be committed") from error
+                self._begin(self._close(effect))
         return []
+
+    # -- committing -------------------------------------------------------------------------
+
+    def _begin(self, steps: Steps) -> None:
+        """Take the steps of a commit as far as possible."""
+        self._steps, self._awaited = steps, None
+        self.advance()
+
+    def advance(self, *, to_the_end: bool = False) -> bool:
+        """Take the next steps of a commit that is under way, as far as the work beside the loop is
+        done, or `to_the_end`; True if any was taken. Raises `RunError`.
+        """
+        went_on = False
+        if self._steps is None:
+            self._check_rest()
+        while self._steps is not None and (
+            self._awaited is None or to_the_end or self._awaited.done()
+        ):
+            if self._awaited is not None:
+                wait([self._awaited])
+            self._awaited, went_on = self._step_on(self._steps), True
+        return went_on
+
+    def _step_on(self, steps: Steps) -> Future[Any] | None:
+        """Take a step; return the work that the next one needs, None after the last."""
+        going_on = False
+        try:
+            awaited = next(steps, None)
+            going_on = awaited is not None
+        except Exception as error:
+            # A partial commit cannot be continued; a new process restarts from the last. What is
+            # told here is not told again when what is left is waited for.
+            self._works = [work for work in self._works if not work.done()]
+            raise RunError(f"round {self._state.round} could not be committed") from error
+        finally:
+            if not going_on:
+                self._steps = self._awaited = None
+        return awaited
+
+    def _check_rest(self) -> None:
+        """Raise `RunError` if what is left of a commit failed: the disk does."""
+        done = [work for work in self._works if work.done()]
+        self._works = [work for work in self._works if work not in done]
+        try:
+            for work in done:
+                work.result()
+        except Exception as error:
+            raise RunError("files of a committed round could not be removed") from error
+
+    def _aside(self, work: Callable[[], T]) -> Future[T]:
+        """Begin a part of the commit beside the loop."""
+        future = self._parts.aside.begin(work)
+        self._works.append(future)
+        return future
 
     def forget(self, device: str, work: Callable[[Memory | None], Forgotten]) -> Forgotten:
         """Let go of a device's movements; `work` removes what is on disk and in memory.
@@ -523,20 +614,72 @@ class RoundsCourse:
         The caller tells the machine with `Disowned`. Raises `ConfigError` while a closed round
         waits for its commit, which has it already.
         """
-        if self._closed is not None or self._was_closed:
+        if self._is_closing or self._was_closed:
             raise ConfigError(
                 f"round {self._state.round} is closed and about to be committed: try again once "
                 "it is"
             )
+        wait(self._works)  # what is left of the last commit
         forgotten = work(self._memory)
         for key in [key for key in self._arrivals if key[0] == device]:
             del self._arrivals[key]
         return forgotten
 
-    def _close(self, commit: rounds.Commit) -> None:
-        """Move the model; the commit follows at once, or after a survey of its levels."""
-        parts, state, model = self._parts, self._state, self._parts.model
-        noise, norms, before = model.noise, self._norms, model.theta
+    def _close(self, commit: rounds.Commit) -> Steps:
+        """Move the model; the commit follows at once, or after a survey of its levels.
+
+        Beside the loop nobody but these steps uses the model, the memory and the arrivals.
+        """
+        parts, norms, began = self._parts, self._norms, self._state
+        # From here on, nothing that comes counts in this round: not after a crash, either.
+        self._journal(closed=True)
+        before, self._works = self._works, []
+        for work in before:  # what is left of the last commit
+            yield work
+            work.result()
+        moving = self._aside(partial(self._move, commit, began))
+        yield moving
+        found, noise, before_it = moving.result()
+        fleet, limit = self._taught(commit), self._config.robust.agreement
+        if found.agreements and limit is not None:
+            fleet = fleet.compared(commit.round, found.agreements, limit)
+        state = self._state = replace(self._state, fleet=fleet)
+        levels = self._config.unscored()
+        report = report_round(
+            self._config,
+            state,
+            commit,
+            self._arrivals,
+            self._memory,
+            levels,
+            trust=found.trust,
+            norms=norms,
+            noise=noise,
+            fetched={
+                device: parts.outlet.fetched_bytes(device, state.assigned[device])
+                for device in commit.fresh
+            },
+            seconds=time.perf_counter() - self._started,
+        )
+        if before_it is not None:
+            sizes = self._config.plan.block_sizes
+            self._squares = self._aside(partial(step_squares, parts.model.theta, before_it, sizes))
+            del before_it  # it is as large as the model
+        # Who joins meanwhile has no share in this model.
+        closed = _ClosedRound(commit, replace(state, devices=began.devices), report)
+        if not self._is_surveyed():
+            yield from self._commit(closed, None)
+            return
+        packing = self._aside(parts.outlet.pack)
+        yield packing
+        self._closed = replace(closed, published=True)
+        packing.result()()
+        self._surveying.begin(commit.round, levels, self._answering, state.fleet)
+
+    def _move(self, commit: rounds.Commit, state: RoundsState) -> _Moved:
+        """Move the model, and write what memory takes; nothing is committed."""
+        parts, model = self._parts, self._parts.model
+        noise, before = model.noise, model.theta
         found = close_round(
             self._config,
             state,
@@ -549,38 +692,14 @@ class RoundsCourse:
             scratch=parts.store.scratch,
             root=None if parts.root is None else parts.root(self._config, model, commit.round),
         )
-        if parts.onlooker.watches:
-            self._step = step_squares(model.theta, before, self._config.plan.block_sizes)
-        del before  # it is as large as the model
-        fleet, limit = self._taught(commit), self._config.robust.agreement
-        if found.agreements and limit is not None:
-            fleet = fleet.compared(commit.round, found.agreements, limit)
-        state = self._state = replace(state, fleet=fleet)
-        scores = parts.score(self._config)
-        report = report_round(
-            self._config,
-            state,
-            commit,
-            self._arrivals,
-            self._memory,
-            scores,
-            trust=found.trust,
-            norms=norms,
-            noise=noise,
-            fetched={
-                device: parts.outlet.fetched_bytes(device, state.assigned[device])
-                for device in commit.fresh
-            },
-            seconds=time.perf_counter() - self._started,
-        )
-        closed = _ClosedRound(commit, state, report)
-        if not self._is_surveyed():
-            self._commit(closed, scores)
-            return
-        self._closed = replace(closed, published=True)
-        self._journal(closed=True)
-        parts.outlet.publish()
-        self._surveying.begin(commit.round, scores, self._answering, state.fleet)
+        return found, noise, before if parts.onlooker.watches else None
+
+    def _judge(self, scores: LevelScores | None) -> tuple[LevelScores, NDArray[np.float64]]:
+        """Return the levels of the new model, evaluated unless a survey did, and its norms."""
+        parts = self._parts
+        if parts.store.describes:
+            parts.model.digest  # noqa: B018  it is kept, for the round's line
+        return parts.score(self._config) if scores is None else scores, parts.model.norms
 
     def _is_surveyed(self) -> bool:
         """True if devices survey the levels of the model that is about to be committed."""
@@ -605,60 +724,95 @@ class RoundsCourse:
             scores = self._surveying.handle(event, now)
             if scores is not None and self._closed is not None:
                 closed, self._closed = self._closed, None
-                try:
-                    self._commit(closed, scores)
-                except Exception as error:
-                    round = closed.commit.round
-                    raise RunError(f"round {round} could not be committed") from error
+                self._begin(self._commit(closed, scores))
 
-    def _commit(self, closed: _ClosedRound, scores: LevelScores) -> None:
-        parts, model = self._parts, self._parts.model
-        known = self._state.fleet  # a release in the survey
+    def _commit(self, closed: _ClosedRound, scores: LevelScores | None) -> Steps:
+        """Commit a closed round. `scores`: those of a survey; None: there was none.
+
+        The checkpoint is on disk before memory is committed, memory before the line of history,
+        and the line before the round's journal and movements go. Chunks may go to the broker at
+        any time: nobody asks for them before the next round opens.
+        """
+        parts, model, memory = self._parts, self._parts.model, self._memory
+        packing = None if closed.published else self._aside(parts.outlet.pack)
+        judging = self._aside(partial(self._judge, scores))
+        yield judging
+        scores, norms = judging.result()
+        known = self._state.fleet  # a release in the survey, a delivery in the commit
         fleet = replace(closed.state.fleet, standings=known.standings, agreements=known.agreements)
         state = replace(closed.state, fleet=fleet)
-        commit, plan, vectors = closed.commit, self._config.plan, self._config.vectors
-        levels = level_reports(plan, state.fleet, scores)
+        commit, vectors = closed.commit, self._config.vectors
+        levels = level_reports(self._config.plan, state.fleet, scores)
         report = replace(closed.report, levels=levels, deploy=scores.deploy)
         parts.tally.close(commit.round, [*commit.fresh, *commit.replayed], commit.refused)
         line = parts.describe(report)
-        self._norms = model.norms
-        self._committed += 1
-        parts.store.save(
-            Checkpoint(
-                round=commit.round,
-                committed=self._committed,
-                version=model.version,
-                theta=model.theta,
-                buffers=model.buffers,
-                fleet=state.fleet,
-                best=best_of(state.best, scores.best, self._committed),
-                devices=state.devices,
-                past=state.past,
-                levels=scores,
-                optimizer="none" if vectors is None else vectors.name,
-                memory=self._memory is not None,
-                line=line,
-                orders=self._judged,
-            )
+        checkpoint = Checkpoint(
+            round=commit.round,
+            committed=self._committed + 1,
+            version=model.version,
+            theta=model.theta,
+            buffers=model.buffers,
+            fleet=state.fleet,
+            best=best_of(state.best, scores.best, self._committed + 1),
+            devices=state.devices,
+            past=state.past,
+            levels=scores,
+            optimizer="none" if vectors is None else vectors.name,
+            memory=memory is not None,
+            line=line,
+            orders=self._judged,
         )
-        self._saved_orders = self._judged
-        self._state = replace(self._state, fleet=state.fleet.settled())
-        if self._memory is not None:
-            self._memory.commit()
-        parts.prune()
+        saving = self._aside(partial(parts.store.save, checkpoint, parts.store.place()))
+        preparing = None if memory is None else self._aside(memory.prepare)
+        if packing is not None:
+            yield packing
+            packing.result()()
+        if preparing is not None:
+            yield preparing
+            preparing.result()
+        yield saving
+        saving.result()
+        if memory is not None:
+            remembering = self._aside(partial(memory.commit, tidy=False))
+            yield remembering
+            remembering.result()
+        self._norms, self._committed = norms, checkpoint.committed
+        self._saved_orders = checkpoint.orders
         parts.record(report, line)
-        entries = None if self._memory is None else self._memory.entries
-        parts.onlooker.model(self._state.fleet, commit.round, entries=entries, squares=self._step)
+        tidying = self._aside(self._tidy)
+        yield tidying
+        tidying.result()
+        known = self._state.fleet
+        fleet = replace(
+            state.fleet.settled(), standings=known.standings, agreements=known.agreements
+        )
+        self._state = replace(self._state, fleet=fleet)
+        entries = None if memory is None else memory.entries
+        squares = None
+        if self._squares is not None:
+            yield self._squares
+            squares = self._squares.result()
+        parts.onlooker.model(self._state.fleet, commit.round, entries=entries, squares=squares)
         self._warn_of_age(report)
-        self._arrivals.clear()
-        parts.store.forget_round()
-        parts.store.clear_kept()
-        if not closed.published:
-            parts.outlet.publish()
+        arrivals, self._arrivals = self._arrivals, {}
         is_best = scores.best is not None and scores.best > state.best[0]
         choices: tuple[Choice, ...] = ("latest", "best") if is_best else ("latest",)
         parts.deliver(choices, commit.round, parts.trained(scores, state.fleet))
         self._due = rounds.Committed(commit.round, self._norms, scores.best)
+        # The next round need not wait for this, but its close does.
+        self._aside(partial(self._let_go, arrivals, parts.needed))
+
+    def _tidy(self) -> None:
+        """Remove what a restart would close the round with."""
+        self._parts.store.forget_round()
+        self._parts.store.clear_kept()
+
+    def _let_go(self, arrivals: dict[tuple[str, int], Arrival], needed: Collection[int]) -> None:
+        """Let go of a committed round's movements, and of files that nobody needs any more."""
+        if self._memory is not None:
+            self._memory.tidy()
+        self._parts.store.prune(needed)
+        arrivals.clear()  # unmaps them
 
     def _warn_of_age(self, report: RoundReport) -> None:
         """Say once that many skipping devices do not count, because they train too rarely."""
@@ -705,6 +859,14 @@ class _ClosedRound:
     """True if devices have the model already."""
 
 
+def _is_open(opened: OpenRound, parts: Parts, checkpoint: Checkpoint) -> bool:
+    """True if the journal's round is the newest one, and not committed.
+
+    A crash may have come before its number was noted: then nobody has heard of it.
+    """
+    return opened.round >= parts.store.opened and opened.round > checkpoint.round
+
+
 def _is_decided(state: RoundsState, receipt: Receipt) -> bool:
     """True if a receipt repeats the verdict on a movement, which its round's report counts."""
     past = state.past.get(receipt.round)
@@ -714,7 +876,8 @@ def _is_decided(state: RoundsState, receipt: Receipt) -> bool:
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:
     """True if a kept upload is already in the model or in memory, or belongs to a void round."""
     if isinstance(sent, Replay):
-        return sent.round < state.round or state.phase is not RoundPhase.TRAINING
+        collects = state.phase in (RoundPhase.BIDDING, RoundPhase.TRAINING)
+        return sent.round < state.round or not collects
     past = state.past.get(sent.round)
     if past is None:
         return sent.round < min(state.past, default=0)

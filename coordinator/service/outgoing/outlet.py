@@ -49,6 +49,13 @@ class ModelOutlet(Protocol):
     def publish(self) -> None:
         """Offer the current model to all devices."""
 
+    def pack(self) -> Callable[[], None]:
+        """Make the current model ready to be offered, in any thread.
+
+        The loop then calls what is returned, which offers it and takes no time. Meanwhile nobody
+        may ask the outlet for another model.
+        """
+
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """Return an opening, completed with the offered version.
 
@@ -151,17 +158,34 @@ class BrokerOutlet:
         changed: Collection[int] = (),
     ) -> None:
         """Publish the current model, and clear all versions but these and the last two."""
+        self.pack(versions, since=since, changed=changed)()
+
+    def pack(
+        self,
+        versions: Iterable[int] = (),
+        *,
+        since: Published | None = None,
+        changed: Collection[int] = (),
+    ) -> Callable[[], None]:
+        """See `ModelOutlet` and `publish`."""
         begun, model, encoded = self._clock(), self._model, self._model.serve()
-        self._published = self._publisher.publish_model(
+        published, new = self._publisher.pack_model(
             model.plan, model.version, encoded, model.buffers, since=since, changed=changed
         )
-        self._newest = (encoded, model.buffers)
-        self._control = self._publish_control()
+        control, more = self._pack_control()
         kept = {model.version, model.version - 1, *versions, *self._delivered.values()}
-        self._publisher.keep_models(kept)
-        self._changed = self._waiting()
-        now = self._clock()
-        self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+        gone = self._publisher.keep_models(kept)
+
+        def offer() -> None:
+            self._published, self._control = published, control
+            self._newest = (encoded, model.buffers)
+            self._publisher.send([*new, *more])
+            self._publisher.clear(gone)
+            self._changed = self._waiting()
+            now = self._clock()
+            self._publish_after = now + (now - begun) * (1 / PUBLISHING_SHARE - 1)
+
+        return offer
 
     def _waiting(self) -> set[int]:
         """Return the packs that movements which were collected will change later."""
@@ -172,15 +196,13 @@ class BrokerOutlet:
             return set(range(len(packs)))
         return set(packs.pack_of_block[pending.held > 0].tolist())
 
-    def _publish_control(self) -> Published | None:
-        """Publish the global variate, in packs as those of the model but without statistics."""
+    def _pack_control(self) -> tuple[Published | None, list[bytes]]:
+        """Store the global variate, in packs as those of the model but without statistics."""
         model, encoded = self._model, self._model.serve_control()
         if encoded is None:
-            return None
+            return None, []
         nothing = {name: np.zeros_like(array) for name, array in model.buffers.items()}
-        return self._publisher.publish_model(
-            model.plan, model.version, encoded, nothing, control=True
-        )
+        return self._publisher.pack_model(model.plan, model.version, encoded, nothing, control=True)
 
     def opening(self, opening: RoundOpen, device: str | None = None) -> RoundOpen:
         """See `ModelOutlet`."""

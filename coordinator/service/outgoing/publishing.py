@@ -118,6 +118,14 @@ class Publisher:
         self._sending.say(self._topics.task, notice, retain=True)
 
     def publish_model(
+        self, plan: ModelPlan, version: int, encoded: EncodedModel, buffers: dict[str, Array]
+    ) -> Published:
+        """Publish a version of the model."""
+        published, new = self.pack_model(plan, version, encoded, buffers)
+        self.send(new)
+        return published
+
+    def pack_model(
         self,
         plan: ModelPlan,
         version: int,
@@ -127,8 +135,9 @@ class Publisher:
         since: Published | None = None,
         changed: Collection[int] = (),
         control: bool = False,
-    ) -> Published:
-        """Publish a version of the model, or with `control` the global variate that goes with it.
+    ) -> tuple[Published, list[bytes]]:
+        """Store a version of the model, or with `control` the global variate that goes with it, in
+        any thread. Returns it, and the new chunks, to be sent.
 
         `since` is an earlier version that is still stored; only the packs numbered in `changed`
         differ from it.
@@ -147,8 +156,17 @@ class Publisher:
             made.append(Published(version, index, blob))
             yield from pieces.items()
 
-        self._publish(self._store.add(name, chunks(), here))
-        return made[0]
+        new = self._store.add(name, chunks(), here)
+        self._note()
+        return made[0], new
+
+    def send(self, hashes: Iterable[bytes]) -> None:
+        """Send new chunks, which were noted."""
+        if not self._retained:
+            return
+        for hash in hashes:
+            self._sending.chunk(self._topics.chunk(hash), hash, retain=True)
+        self._sending.pump()
 
     def publish_statistics(self, data: bytes, name: str = STATISTICS) -> Blob:
         """Publish statistics of a version's levels, in place of the last ones of this name."""
@@ -157,11 +175,11 @@ class Publisher:
         gone = self._store.drop(name) if name in self._store.names() else []
         self._store.relabel(_DRAFT, name)
         self._publish(new)
-        self._clear([hash for hash in gone if hash not in self._store])
+        self.clear([hash for hash in gone if hash not in self._store])
         return blob
 
-    def keep_models(self, versions: Iterable[int]) -> None:
-        """Clear the chunks that none of these versions needs."""
+    def keep_models(self, versions: Iterable[int]) -> list[bytes]:
+        """Drop the chunks that none of these versions needs; returns those to be cleared."""
         wanted = {TASK, STATISTICS, *CHOICES}
         for version in versions:
             wanted |= {_name(version), _name(version, control=True)}
@@ -171,16 +189,15 @@ class Publisher:
                 gone += self._store.drop(name)
         stale = [hash for hash in (*gone, *self._left_over) if hash not in self._store]
         self._left_over = []
-        self._clear(stale)
+        return stale
 
-    def _clear(self, stale: Sequence[bytes]) -> None:
+    def clear(self, stale: Sequence[bytes]) -> None:
         """Clear the topics of chunks that nobody needs."""
         if not stale:
             return
-        if self._retained:
+        if self._retained:  # the next note leaves them out
             for hash in stale:
                 self._sending.chunk(self._topics.chunk(hash), None, retain=True)
-            self._note()
         self._sending.pump()
 
     def say_round(self, message: RoundOpen | RoundClosed | Survey | None) -> None:
@@ -229,14 +246,13 @@ class Publisher:
         self._sending.pump()
 
     def _publish(self, hashes: Iterable[bytes]) -> None:
-        if not self._retained:
-            return
         self._note()
-        for hash in hashes:
-            self._sending.chunk(self._topics.chunk(hash), hash, retain=True)
-        self._sending.pump()
+        self.send(hashes)
 
     def _note(self) -> None:
+        """Note the chunks that a broker may hold, before it gets them."""
+        if not self._retained:
+            return
         hashes = b"".join({*self._store, *self._left_over})
         write_whole(self._noted, hashes + checksum(hashes), mode=0o600)
 

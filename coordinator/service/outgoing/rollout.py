@@ -205,7 +205,6 @@ class Rollout:
                 *(device, found.round, "no worse" if good else "worse"),
                 extra={"facts": {"event": "canary", "device": device, "good": good}},
             )
-        self.tick()
 
     def tick(self) -> None:
         """Decide, if it is time to."""

@@ -44,12 +44,13 @@ def compiled_graphs(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
     class_masks: bool = False,
+    half: bool = False,
 ) -> CompiledGraphs:
     """Return what `compile_graphs` returns, from the cache where possible.
 
     A damaged entry is compiled again. Several processes may share the folder.
     """
-    key = cache_key(task, levels, batch_sizes, distillation, class_masks)
+    key = cache_key(task, levels, batch_sizes, distillation, class_masks, half)
     try:
         graphs = read_graphs(cache_dir, f"{key}.bin", task.plan)
         return replace(graphs, manifest=replace(graphs.manifest, data=task.data))
@@ -63,6 +64,7 @@ def compiled_graphs(
         batch_sizes=batch_sizes,
         distillation=distillation,
         class_masks=class_masks,
+        half=half,
     )
     write_graphs(graphs, cache_dir, f"{key}.bin")
     return graphs
@@ -74,6 +76,7 @@ def cache_key(
     batch_sizes: Sequence[int],
     distillation: bool = False,
     class_masks: bool = False,
+    half: bool = False,
 ) -> str:
     """Name of a task's graphs in the cache, 64 hex digits."""
     whole = tuple(axis.atoms for axis in task.plan.axes)
@@ -87,7 +90,7 @@ def cache_key(
         _loss(task),
         [float(level) for level in levels],
         [int(size) for size in batch_sizes],
-        (distillation, class_masks),
+        (distillation, class_masks, half),
         (OPSET, IR_VERSION, MIN_ONNXRUNTIME),
         (str(torch.__version__), onnx.__version__, translator_version()),
     )

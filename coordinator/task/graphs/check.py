@@ -17,13 +17,17 @@ from coordinator.task.task import CUSTOM, Task
 from coordinator.task.tracing.moments import batch_moments
 from coordinator.task.tracing.program import SubmodelForward, TracedProgram
 from edge_sdk.protocol.plan.layout import Array
-from edge_sdk.protocol.task.codec import fitted
+from edge_sdk.protocol.task.codec import NO_WAYS, fitted
 from edge_sdk.protocol.task.data_spec import ArraySpec
-from edge_sdk.protocol.task.graphs import GraphEntry, Kind
+from edge_sdk.protocol.task.graphs import GraphEntry, Kind, Ways
 from edge_sdk.train.onnx import RUNTIME_ERRORS
 
 TOLERANCE = 1e-4
 """Largest accepted difference from torch, relative to the largest gradient."""
+
+HALF_TOLERANCE = 5e-2
+"""The same for a graph that multiplies in float16. Its numbers are 5e-4 apart, so more ReLUs and
+nearly tied maxima flip."""
 
 MOST_ROUNDING = 0.03
 """Largest error of torch in float32 that excuses a graph's; with more, the numbers show nothing."""
@@ -31,6 +35,9 @@ MOST_ROUNDING = 0.03
 TRIES = 3
 """Points to try before a graph fails. Rounding can flip a ReLU or a nearly tied maximum at one
 point; a wrong graph is wrong everywhere."""
+
+WAYS_BATCH = 16
+"""Batch size at which ways that are no defaults are checked: some need blocks of so many."""
 
 BATCHES = (5, 1)
 """Batch sizes at which a graph that takes any batch is checked."""
@@ -178,6 +185,7 @@ ORACLES: dict[Kind, Callable[[Task, CheckCase], dict[str, Array]]] = {
     "evaluate": torch_outputs,
     "statistics": torch_statistics,
     "distillation": partial(torch_gradient, distils=True),
+    "gradient-fp16": torch_gradient,
 }
 
 
@@ -194,9 +202,13 @@ def run_graph(
     return dict(zip(names, values, strict=True))
 
 
-def open_session(data: bytes) -> onnxruntime.InferenceSession:
-    """Open a session that uses one thread."""
+def open_session(data: bytes, *, literal: bool = False) -> onnxruntime.InferenceSession:
+    """Open a session that uses one thread. `literal`: what is rounded to float16 stays so, although
+    this machine has no products of float16 and its optimiser would leave the rounding out.
+    """
     options = onnxruntime.SessionOptions()
+    if literal:
+        options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     options.intra_op_num_threads = options.inter_op_num_threads = 1
     options.log_severity_level = 4  # what it would print is raised, too
     # Planning which tensor may use whose memory takes most of the time to open a large graph.
@@ -215,26 +227,16 @@ def difference(got: Mapping[str, Array], wanted: Mapping[str, Array]) -> float:
     return worst if np.isfinite(worst) else float("inf")
 
 
-def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
-    """Return the largest error of a graph; raises `WrongGraphError` above `TOLERANCE`.
+def check_graph(task: Task, entry: GraphEntry, data: bytes, tolerance: float = TOLERANCE) -> float:
+    """Return the largest error of a graph; raises `WrongGraphError` above `tolerance`.
 
     A graph that takes any width or batch is checked at sizes where it was not traced. Where torch's
     own rounding is larger, the graph may be off by twice as much, but not at every size.
     """
-    sessions: dict[bytes, onnxruntime.InferenceSession] = {}
-
-    def run(case: CheckCase) -> dict[str, Array]:
-        file = fitted(entry, data, case.kept)
-        try:
-            if file not in sessions:
-                sessions[file] = open_session(file)
-            return run_graph(entry, sessions[file], case)
-        except RUNTIME_ERRORS as error:
-            raise WrongGraphError(f"onnxruntime cannot run {entry}: {error}") from error
-
     batches = BATCHES if entry.batch is None else (entry.batch,)
+    run = _runner(entry, data, NO_WAYS)
     errors = [
-        _error(task, entry, run, level, batch)
+        _error(task, entry, run, level, batch, tolerance)
         for level in _levels(task, entry)
         for batch in batches
     ]
@@ -247,12 +249,56 @@ def check_graph(task: Task, entry: GraphEntry, data: bytes) -> float:
     return max(known)
 
 
+def check_ways(task: Task, entry: GraphEntry, data: bytes) -> float:
+    """Return the largest error of the ways that are no defaults, as `check_graph` does.
+
+    All second ways are checked together, then all third ones and so on; at full width, too, if some
+    do not work at others.
+    """
+    worst, most = 0.0, max((len(place.options) for place in entry.places), default=0)
+    batch = WAYS_BATCH if entry.batch is None else entry.batch
+    for number in range(1, most):
+        there = [place for place in entry.places if number < len(place.options)]
+        ways = {place.name: place.options[number].name for place in there}
+        run, untried = _runner(entry, data, ways), set(ways)
+        levels = _levels(task, entry)
+        if entry.kept is None or 0 in entry.kept:
+            levels += (1.0,)
+        for level in levels:
+            if not untried and level == 1:
+                break
+            kept = make_case(task, level=level, batch=batch, seed=0, made=entry.kept).kept
+            untried -= {p.name for p in there if p.options[number].works(kept, batch)}
+            worst = max(worst, _error(task, entry, run, level, batch, TOLERANCE) or 0.0)
+        if untried:
+            name = min(untried)
+            raise WrongGraphError(f"{entry}: {name!r} by {ways[name]!r} cannot be checked")
+    return worst
+
+
+def _runner(entry: GraphEntry, data: bytes, ways: Ways) -> Callable[[CheckCase], dict[str, Array]]:
+    """Return a function that runs the graph in these ways; one session serves alike files."""
+    sessions: dict[bytes, onnxruntime.InferenceSession] = {}
+
+    def run(case: CheckCase) -> dict[str, Array]:
+        file = fitted(entry, data, case.kept, case.batch, ways)
+        try:
+            if file not in sessions:
+                sessions[file] = open_session(file, literal=entry.kind == "gradient-fp16")
+            return run_graph(entry, sessions[file], case)
+        except RUNTIME_ERRORS as error:
+            raise WrongGraphError(f"onnxruntime cannot run {entry}: {error}") from error
+
+    return run
+
+
 def _error(
     task: Task,
     entry: GraphEntry,
     run: Callable[[CheckCase], dict[str, Array]],
     level: float,
     batch: int,
+    tolerance: float,
 ) -> float | None:
     """Return the first acceptable error of a few tries at one size; None if nothing is shown."""
     masks = "classes" in entry.input_names
@@ -266,7 +312,7 @@ def _error(
             return 0.0  # one value has no variance: BatchNorm returns NaN in torch too
         got = run(case)
         error = difference(got, wanted)
-        if error <= TOLERANCE:
+        if error <= tolerance:
             return error
         exact, own = _exact_errors(task, oracle, case, got, wanted)
         if exact <= 2 * own + 1e-6:
@@ -278,7 +324,7 @@ def _error(
         return None
     raise WrongGraphError(
         f"{entry} differs from torch by {best:.1e} of the largest gradient at widths "
-        f"{list(case.kept)} and batch {batch}; {TOLERANCE:.0e} is allowed"
+        f"{list(case.kept)} and batch {batch}; {tolerance:.0e} is allowed"
     )
 
 

@@ -40,6 +40,7 @@ def compile_in_child(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
     class_masks: bool = False,
+    half: bool = False,
     cache_dir: Path | None = None,
     timeout_s: float | None = None,
     hear: Callable[[str], object] = lambda _: None,
@@ -60,6 +61,7 @@ def compile_in_child(
         command += [f"--batch-size={int(size)}" for size in batch_sizes]
         command += ["--distillation"] if distillation else []
         command += ["--class-masks"] if class_masks else []
+        command += ["--half"] if half else []
         command += [] if cache_dir is None else [f"--cache-dir={cache_dir}"]
         try:
             done = run_child(
@@ -97,6 +99,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--batch-size", type=int, action="append", default=[])
     parser.add_argument("--distillation", action="store_true")
     parser.add_argument("--class-masks", action="store_true")
+    parser.add_argument("--half", action="store_true")
     parser.add_argument("--cache-dir", type=Path)
     options = parser.parse_args(arguments)
     logger = logging.getLogger("coordinator.task")
@@ -127,6 +130,7 @@ def _compile(options: argparse.Namespace) -> None:
         "batch_sizes": options.batch_size or BATCH_SIZES,
         "distillation": options.distillation,
         "class_masks": options.class_masks,
+        "half": options.half,
     }
     _tell("compiling the model's graphs")
     if options.cache_dir is None:

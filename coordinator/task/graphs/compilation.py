@@ -14,9 +14,20 @@ from functools import partial
 from hashlib import sha256
 from math import gcd
 
-from coordinator.task.graphs.check import check_graph
+from coordinator.task.graphs.check import (
+    HALF_TOLERANCE,
+    TOLERANCE,
+    WAYS_BATCH,
+    check_graph,
+    check_ways,
+)
 from coordinator.task.graphs.compiled import BATCH_SIZES, CompiledGraphs, check_wanted
-from coordinator.task.graphs.errors import GraphCompileError, NotSymbolicError, WrongGraphError
+from coordinator.task.graphs.errors import (
+    CoarseError,
+    GraphCompileError,
+    NotSymbolicError,
+    WrongGraphError,
+)
 from coordinator.task.graphs.gradient import (
     KeptSizes,
     Traced,
@@ -25,7 +36,8 @@ from coordinator.task.graphs.gradient import (
 )
 from coordinator.task.graphs.onnx.builder import numpy_type
 from coordinator.task.graphs.onnx.costs import activations, products
-from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET, translate
+from coordinator.task.graphs.onnx.half import LOSS_SCALE, in_half
+from coordinator.task.graphs.onnx.translation import IR_VERSION, OPSET, Translated, translate
 from coordinator.task.graphs.symbols import (
     Spec,
     Symbolic,
@@ -48,13 +60,13 @@ from edge_sdk.protocol.task.graphs import (
     Manifest,
     MaskSpec,
     Port,
-    SizeSlot,
     SizeTerm,
     size_of,
     sum_of,
 )
 
 MIN_ONNXRUNTIME = "1.23.0"
+HALF: Kind = "gradient-fp16"
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +95,7 @@ def compile_graphs(
     batch_sizes: Sequence[int] = BATCH_SIZES,
     distillation: bool = False,
     class_masks: bool = False,
+    half: bool = False,
 ) -> CompiledGraphs:
     """Compile and check a task's graphs.
 
@@ -90,7 +103,8 @@ def compile_graphs(
     each, and all groups of an axis must have the same size. The number of blocks kept of a chain is
     such a size; one block always has a graph. If the loss is cross-entropy,
     `distillation` adds the graphs by which a wide submodel teaches a narrow one, and with
-    `class_masks` gradients can leave out the scores of some classes.
+    `class_masks` gradients can leave out the scores of some classes. `half` adds graphs that
+    multiply in float16, unless one of them differs from torch by more than that explains.
 
     Raises `GraphCompileError`, which names the operator and its module when an operator has no
     translation, and the differences when a graph disagrees with torch. Raises `ConfigError` when
@@ -103,6 +117,8 @@ def compile_graphs(
         for source in _sources(task, distillation, class_masks)
         for built in _build(task, source, levels, batch_sizes)
     ]
+    if half:
+        wanted += _build_half(task, class_masks, levels, batch_sizes)
     # What comes before a chain is the same for all numbers of its blocks.
     wanted = list({built.entry.sha256: built for built in wanted}.values())
     wanted.sort(key=lambda built: KINDS.index(built.entry.kind))
@@ -112,7 +128,7 @@ def compile_graphs(
         ir_version=IR_VERSION,
         min_onnxruntime=MIN_ONNXRUNTIME,
         loss=task.loss_name,
-        tolerance=max(built.error for built in wanted),
+        tolerance=max(built.error for built in wanted if built.entry.kind != HALF),
         data=data_spec,
         graphs=tuple(built.entry for built in wanted),
     )
@@ -133,6 +149,19 @@ def _sources(task: Task, distillation: bool, class_masks: bool) -> list[_Source]
     if distillation and scores:
         found.append(_Source(partial(gradient, distils=True), ("distillation",)))
     return found
+
+
+def _build_half(
+    task: Task, class_masks: bool, levels: Sequence[float], batch_sizes: Sequence[int]
+) -> list[_Built]:
+    """Build the gradient graphs in float16; none if one of them is too coarse."""
+    scores = class_masks and task.loss_name == "cross-entropy"
+    trace = partial(trace_gradient, task, class_masks=scores, loss_scale=LOSS_SCALE)
+    try:
+        return _build(task, _Source(trace, (HALF,)), levels, batch_sizes)
+    except CoarseError as error:
+        logger.warning("there are no graphs in float16: %s", error)
+        return []
 
 
 def _build(
@@ -249,15 +278,44 @@ def _checked(
         if not outputs:
             continue
         part = graph.only(outputs)
-        samples = "sample_weights" if kind in ("gradient", "distillation") else "x0"
-        translated = translate(part, task.plan, samples)
-        data, slots = translated.encoded()
-        used = {value.name for value in translated.model.graph.input}
-        made = _needed(task.plan, {*used, *outputs}, kept)
-        entry = _entry(kind, part, used, data, slots, made, batch)
-        logger.info("checking the graph %r against torch (%d bytes)", kind, len(data))
-        found.append(_Built(entry, data, check_graph(task, entry, data)))
+        samples = "x0" if kind in ("evaluate", "statistics") else "sample_weights"
+        trains = kind in ("gradient", "distillation")
+        translated = translate(part, task.plan, samples, WAYS_BATCH if trains else 0)
+        built = _compare(task, kind, part, translated, kept, batch)
+        if kind == HALF:  # its sizes are right; from here on, rounding alone differs
+            try:
+                halved = in_half(translated)
+                built = _compare(task, kind, part, halved, kept, batch, HALF_TOLERANCE)
+            except WrongGraphError as error:
+                raise CoarseError(str(error)) from error
+        try:
+            built = replace(
+                built, error=max(built.error, check_ways(task, built.entry, built.data))
+            )
+        except WrongGraphError as wrong:
+            # Ways only save time; a runtime that lacks their operators cannot check them.
+            logger.warning("values are computed in the default ways alone: %s", wrong)
+            translated = translate(part, task.plan, samples)
+            built = _compare(task, kind, part, translated, kept, batch)
+        found.append(built)
     return found
+
+
+def _compare(
+    task: Task,
+    kind: Kind,
+    graph: Symbolic,
+    translated: Translated,
+    kept: KeptSizes | None,
+    batch: int | None,
+    tolerance: float = TOLERANCE,
+) -> _Built:
+    """Describe a translated graph and check it against torch."""
+    made = _needed(task.plan, {*translated.inputs, *graph.outputs}, kept)
+    entry = _entry(kind, graph, translated, made, batch)
+    logger.info("checking the graph %r against torch (%d bytes)", kind, entry.size_bytes)
+    error = check_graph(task, entry, translated.data, tolerance)
+    return _Built(entry, translated.data, error)
 
 
 def _needed(plan: ModelPlan, used: set[str], kept: KeptSizes | None) -> KeptSizes | None:
@@ -292,16 +350,15 @@ def _kept_at(task: Task, levels: Sequence[float]) -> list[KeptSizes]:
 def _entry(
     kind: Kind,
     graph: Symbolic,
-    used: set[str],
-    data: bytes,
-    slots: tuple[SizeSlot, ...],
+    translated: Translated,
     kept: KeptSizes | None,
     batch: int | None,
 ) -> GraphEntry:
+    used = translated.inputs
     return GraphEntry(
         kind=kind,
-        sha256=sha256(data).hexdigest(),
-        size_bytes=len(data),
+        sha256=sha256(translated.data).hexdigest(),
+        size_bytes=len(translated.data),
         kept=kept,
         batch=batch,
         inputs=tuple(_port(n, s) for n, s in graph.inputs.items() if n in used),
@@ -313,7 +370,8 @@ def _entry(
         ),
         activations=activations(graph),
         products=products(graph),
-        slots=slots,
+        slots=translated.slots,
+        places=translated.places,
     )
 
 

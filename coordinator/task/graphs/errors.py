@@ -15,3 +15,7 @@ class NotSymbolicError(GraphCompileError):
 
 class WrongGraphError(GraphCompileError):
     """A graph does not compute what torch computes."""
+
+
+class CoarseError(GraphCompileError):
+    """A graph in float16 differs from torch by more than its rounding explains."""

@@ -62,12 +62,19 @@ class Traced:
 
 
 def trace_gradient(
-    task: Task, kept: KeptSizes, batch: int, *, distils: bool = False, class_masks: bool = False
+    task: Task,
+    kept: KeptSizes,
+    batch: int,
+    *,
+    distils: bool = False,
+    class_masks: bool = False,
+    loss_scale: float = 1.0,
 ) -> Traced:
     """Trace loss, gradients, new statistics and moments of the submodel with `kept` atoms per axis.
 
     `distils`: a wider model's outputs have a share in its targets, and its own are given.
-    `class_masks`: scores of classes can be left out.
+    `class_masks`: scores of classes can be left out. `loss_scale` multiplies the loss before it is
+    differentiated, and divides the gradients at the end.
     """
     plan = task.plan
     forward = task.train_program.at(kept, batch, True)
@@ -92,11 +99,14 @@ def trace_gradient(
             moments = in_buffers(run.moments(), rows, forward.buffer_rows)
             names[:] = [f"n:{plan.buffers[index].name}" for index, _ in moments]
             new += [outputs] if distils else []
-            return mean, [*new, *(value for _, value in moments)]
+            scaled = mean if loss_scale == 1 else mean * loss_scale
+            return scaled, [mean, *new, *(value for _, value in moments)]
 
-        grads, (loss, new) = torch.func.grad_and_value(objective, has_aux=True)(
+        grads, (_, (loss, *new)) = torch.func.grad_and_value(objective, has_aux=True)(
             arguments["weights"]
         )
+        if loss_scale != 1:
+            grads = [grad * (1 / loss_scale) for grad in grads]
         return [loss, *grads, *new]
 
     with FakeTensorMode(allow_non_fake_inputs=True):

@@ -1,6 +1,7 @@
 """Calibrates a device: a few timed training steps, kept on disk.
 
-    <state_dir>/<task>/<device>/costs.json     `KeptCosts`: machine, calibration, what rounds taught
+    <state_dir>/<task>/<device>/costs.json     `KeptCosts`: machine, calibration, what rounds
+                                               taught, the fastest ways to compute
 
 A calibration holds for one machine (`MachineKey`): it is repeated when versions, plan, provider,
 number of threads or power mode change. An unreadable file is logged and treated as missing.
@@ -16,14 +17,14 @@ import logging
 import platform
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from math import prod, sqrt
 from pathlib import Path
 from statistics import median
-from typing import Literal
+from typing import Literal, Protocol, runtime_checkable
 
 import numpy as np
 
@@ -34,17 +35,19 @@ from edge_sdk.machine.energy import EnergyMeter, Watts, idle_watts
 from edge_sdk.machine.resident import forget_peak, peak_resident_bytes, resident_bytes
 from edge_sdk.machine.snapshot import Snapshot
 from edge_sdk.program.files import write_whole
+from edge_sdk.program.logs import fact
 from edge_sdk.program.plain import ProfileError, from_plain, to_plain
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import GraphError, NonFiniteError, TrainingError
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.layout import Array, arrays_in_one
+from edge_sdk.protocol.plan.layout import Array, Raw, arrays_in_one
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Tensor
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
+from edge_sdk.train.tuning import Tuned
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +57,11 @@ FILE_VERSION = 1
 FILE_NAME = "costs.json"
 LIMIT_S = 5.0
 """Time for all timed steps. A board with slow steps takes fewer of them."""
+TUNING_S = 20.0
+"""Time to find the fastest ways at all levels. A board with slow steps tries fewer, or none."""
+TUNING_BATCH = 16
+"""Batch size to find them with: what is fastest depends little on it, and some need blocks of so
+many samples."""
 MOST_STEPS = 15
 """Steps timed in each case, besides the first."""
 BATCH = 32
@@ -79,6 +87,8 @@ class MachineKey:
     system: str
     cores: float | None = None
     power_mode: str | None = None
+    graphs: str | None = None
+    """Hash of the manifest, if the ways to compute its values are chosen here; else None."""
 
     def changed(self, before: MachineKey) -> str | None:
         """Describe the first difference from before; None: there is none."""
@@ -96,6 +106,7 @@ def this_machine(
     runtime: Runtime = "onnxruntime",
     providers: Sequence[str] = (),
     threads: int = 1,
+    graphs: str | None = None,
 ) -> MachineKey:
     """Describe the machine that this program runs on; `snapshot` is of the same machine."""
     from edge_sdk import __version__
@@ -109,6 +120,7 @@ def this_machine(
         system=f"{platform.system()} {platform.machine()}",
         cores=snapshot.cpu.cores,
         power_mode=snapshot.power.mode,
+        graphs=graphs,
     )
 
 
@@ -130,6 +142,7 @@ class KeptCosts:
     machine: MachineKey
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
+    tuned: tuple[Tuned, ...] = ()
     version: int = FILE_VERSION
 
 
@@ -211,6 +224,74 @@ def calibrate(
         idle_w=idle_w,
         net_w=None if meter.energy is None else meter.energy.net_w,
     )
+
+
+@runtime_checkable
+class Tunable(Protocol):
+    """A backend that can compute values in several ways; see `OnnxBackend`."""
+
+    tuned: tuple[Tuned, ...]
+
+    def tune(
+        self,
+        job: Job,
+        batch: Batch,
+        *,
+        level: float,
+        limit_s: float,
+        should_stop: Callable[[], bool],
+    ) -> Tuned | None:
+        """Measure in which ways a job's step takes the least time here."""
+
+
+def tune(
+    backend: Backend,
+    manifest: Manifest | None,
+    *,
+    levels: Sequence[float],
+    batch: int = TUNING_BATCH,
+    room_bytes: float | None = None,
+    limit_s: float = TUNING_S,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> tuple[Tuned, ...]:
+    """Find the fastest ways at each level, the smallest first; backends without choices have none.
+
+    Levels for which there is no room or time go without; they take the ways of the nearest. See
+    `calibrate`.
+    """
+    data = backend.data
+    if data is None or manifest is None or not isinstance(backend, Tunable):
+        return ()
+    if not any(entry.places for entry in manifest.graphs):
+        return ()
+    found: list[Tuned] = []
+    ends = time.perf_counter() + limit_s
+    order = sorted(set(levels))
+    for number, level in enumerate(order):
+        if (left_s := ends - time.perf_counter()) <= 0:
+            break
+        sizes = _batch_sizes(backend.plan, manifest, level, batch)
+        if not sizes:
+            continue
+        size = batch if batch in sizes else sizes[-1]
+        work = work_at(backend.plan, manifest, level, size)
+        # Two sessions take turns.
+        needed = 2 * memory_bound(work, batch_bytes(data, size), RULE, Encoding())
+        if room_bytes is not None and needed > room_bytes:
+            continue
+        random = stream(0, "calibration", size)
+        inputs = tuple(_array(spec, size, random) for spec in data.inputs)
+        tuned = backend.tune(
+            _job(backend.plan, level, 0),
+            Batch(inputs, _array(data.targets, size, random)),
+            level=level,
+            limit_s=left_s / (len(order) - number),
+            should_stop=should_stop,
+        )
+        if tuned is not None:
+            log.info("ways to compute at level %g: %s", level, tuned, extra=fact("tuned"))
+            found.append(tuned)
+    return tuple(found)
 
 
 def _sample(
@@ -358,7 +439,12 @@ def _job(plan: ModelPlan, level: float, constant: int) -> Job:
         rule=RULE,
         mask_stream=random,
         owned=True,
+        subtract_start=_leave,
     )
+
+
+def _leave(_: Mapping[str, Array], __: Raw | None) -> None:
+    """Subtract nothing: nobody wants the movement."""
 
 
 def _shape(tensor: Tensor, kept: Sequence[int]) -> tuple[int, ...]:

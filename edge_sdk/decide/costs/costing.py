@@ -20,10 +20,12 @@ from typing import Any
 from edge_sdk.decide.costs.calibration import (
     LIMIT_S,
     KeptCosts,
+    Tunable,
     calibrate,
     load,
     save,
     this_machine,
+    tune,
     why_calibrate,
 )
 from edge_sdk.decide.costs.cost import Cost
@@ -41,11 +43,12 @@ from edge_sdk.machine.energy import EnergyMeter, Watts, probed_watts
 from edge_sdk.machine.resident import resident_bytes
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
-from edge_sdk.protocol.errors import TrainingError, TrainingStopped
+from edge_sdk.protocol.errors import TesseraError, TrainingError, TrainingStopped
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
+from edge_sdk.train.tuning import Tuned
 
 log = logging.getLogger(__name__)
 
@@ -72,6 +75,7 @@ class Costing:
         providers: Sequence[str] = (),
         threads: int = 1,
         may_measure: Callable[[], bool] = lambda: True,
+        tunes: bool = False,
         clock: Callable[[], float] = time.perf_counter,
         busy: Callable[[], float] | None = None,
         keep_s: float = KEEP_S,
@@ -81,7 +85,8 @@ class Costing:
 
         `samples`: number that the device has. `memory_share`: share of available memory that a
         calibration may use. `may_measure`: True if the device may train now; a calibration waits
-        until then. `busy`: processor time of this program so far, in seconds; None: not known.
+        until then. `tunes`: the backend computes in the ways that are fastest here. `busy`:
+        processor time of this program so far, in seconds; None: not known.
         `keep_s`: seconds between two writes. Raises what the backend raises.
         """
         self._backend = backend
@@ -93,6 +98,8 @@ class Costing:
         self._samples = samples
         self._memory_share = memory_share
         self._may_measure = may_measure
+        places = manifest is not None and any(entry.places for entry in manifest.graphs)
+        self._tunes = tunes and places and isinstance(backend, Tunable)
         self._clock = clock
         self._busy = busy
         self._keep_s = keep_s
@@ -103,11 +110,21 @@ class Costing:
         """Bytes that were available for a calibration that failed."""
         self._watts: tuple[float, Watts] | None = None
         self._machine = this_machine(
-            backend.plan, probe.snapshot(), providers=providers, threads=threads
+            backend.plan,
+            probe.snapshot(),
+            providers=providers,
+            threads=threads,
+            graphs=manifest.hash if self._tunes and manifest is not None else None,
         )
         kept = None if path is None else load(path)
         why = why_calibrate(kept, self._machine)
         self._model: CostModel | None = None
+        self.tuned: tuple[Tuned, ...] = ()
+        """The ways that were fastest, by level; empty: not measured, or there is no choice."""
+        if self._tunes and kept is not None and self._machine.changed(kept.machine) is None:
+            self._take(kept.tuned)
+        self._sought = not self._tunes or bool(self.tuned)
+        """True if the fastest ways were looked for, or nobody wants them."""
         if kept is None or why is not None:
             self._measure(why or "nothing was measured yet", Learned())
         else:
@@ -117,7 +134,8 @@ class Costing:
         """See `Costs`. Before anything could be measured, a level takes forever."""
         if self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
             within_s = min(LIMIT_S, opened.bid_s / 2)
-            self._measure("it was not possible before", Learned(), within_s)
+            # The round waits for a bid, and not for the fastest ways; `renew` looks for them.
+            self._measure("it was not possible before", Learned(), within_s, tunes=False)
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
         return self._model.predict(
@@ -131,10 +149,15 @@ class Costing:
 
     def renew(self, should_stop: Callable[[], bool]) -> None:
         """See `Costs`."""
-        if self._model is not None and self._model.learned.is_off and not should_stop():
-            learned = self._model.learned
+        if self._model is None or should_stop():
+            return
+        learned = self._model.learned
+        if learned.is_off:
             why = f"predictions are off by {learned.off:.0%}"
             self._measure(why, learned.recalibrated(), should_stop=should_stop)
+        elif not self._sought:
+            why = "the fastest ways to compute are not known"
+            self._measure(why, learned, should_stop=should_stop)
 
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """See `Costs`. Before anything could be measured, only its memory is known."""
@@ -162,18 +185,23 @@ class Costing:
         learned: Learned,
         limit_s: float = LIMIT_S,
         should_stop: Callable[[], bool] = lambda: False,
+        *,
+        tunes: bool = True,
     ) -> None:
         if not self._may_measure():
             return
         log.info("measuring the costs of levels: %s", why, extra=fact("calibrating"))
         room, before = self._room(), resident_bytes()
+        limit_bytes = None if math.isinf(room) else room
         try:
+            if tunes and not self._sought:
+                self._tune(limit_bytes, lambda: should_stop() or not self._may_measure())
             calibration = calibrate(
                 self._backend,
                 self._manifest,
                 levels=self._levels,
-                room_bytes=None if math.isinf(room) else room,
-                held_bytes=self._held_bytes,
+                room_bytes=limit_bytes,
+                held_bytes=self._held_bytes + max(0, resident_bytes() - before),
                 watts=self.watts(),
                 limit_s=limit_s,
                 clock=self._clock,
@@ -188,9 +216,33 @@ class Costing:
             return
         finally:
             self._held_bytes += max(0, resident_bytes() - before)
-        kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
+        kept = KeptCosts(
+            machine=self._machine, calibration=calibration, learned=learned, tuned=self.tuned
+        )
         self._model = self._made(kept)
         self._keep(always=True)
+
+    def _tune(self, room_bytes: float | None, should_stop: Callable[[], bool]) -> None:
+        """Look for the fastest ways. They only save time: without them, the defaults are taken."""
+        try:
+            found = tune(
+                self._backend,
+                self._manifest,
+                levels=self._levels,
+                room_bytes=room_bytes,
+                should_stop=should_stop,
+            )
+        except TrainingStopped:
+            raise
+        except (TesseraError, OSError, ValueError) as error:
+            log.warning("values are computed in the default ways: %s", error, extra=fact("tuned"))
+            found = ()
+        self._sought = True
+        self._take(found)
+
+    def _take(self, tuned: tuple[Tuned, ...]) -> None:
+        if isinstance(self._backend, Tunable):
+            self.tuned = self._backend.tuned = tuned
 
     def watts(self) -> Watts:
         """Return a reader of the device's power, whose sensors are looked for once a minute."""
@@ -206,7 +258,12 @@ class Costing:
 
     def _made(self, kept: KeptCosts) -> CostModel:
         return CostModel(
-            self._backend.plan, self._manifest, kept.calibration, kept.learned, self._known
+            self._backend.plan,
+            self._manifest,
+            kept.calibration,
+            kept.learned,
+            self._known,
+            tuned=any(each.ways for each in self.tuned),
         )
 
     def _unmeasured(self, level: float, opened: RoundOpen) -> Cost:
@@ -250,6 +307,7 @@ class Costing:
             machine=self._machine,
             calibration=self._model.calibration,
             learned=self._model.learned,
+            tuned=self.tuned,
         )
         try:
             save(self._path, kept)

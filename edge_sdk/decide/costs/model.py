@@ -77,9 +77,11 @@ MARGIN_BYTES = 10e6
 FLOOR_BYTES = 18e6
 """Memory the runtime takes for its first graph, however small: 12 to 18 MB were seen."""
 ARRAYS_BESIDES = 3
-"""Arrays as large as the weights, before and after training: blocks received, sent, their bytes."""
-ARRAYS = ARRAYS_BESIDES + 4
-"""And during training: received weights, starting weights, current weights, their velocity."""
+"""Most arrays as large as the weights, before and after training, besides weights and gradients:
+blocks that are decoded, parts of a movement and their message. With fp32 there are none.
+"""
+ARRAYS = ARRAYS_BESIDES + 2
+"""And during training: weights, their velocity."""
 FORWARD_ARRAYS = 2
 """Arrays as large as the weights before a forward pass: blocks received, weights assembled."""
 HEADER_BYTES = 512
@@ -282,6 +284,8 @@ class CostModel:
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
     known: Known = field(default_factory=Known)
+    tuned: bool = False
+    """True if levels may compute in ways of their own, each in a session of its own."""
     memo: dict[Hashable, Any] = field(default_factory=dict, repr=False, compare=False)
     """Results that depend on plan, manifest and calibration alone, which rounds do not change."""
 
@@ -477,11 +481,12 @@ class CostModel:
     @property
     def _shares_memory(self) -> bool:
         """True if all levels run in one session, so that each can reuse the others' memory."""
-        if self.manifest is None:
-            return True
+        if self.manifest is None or self.tuned:
+            return not self.tuned
         graphs = [entry for entry in self.manifest.graphs if entry.kind == "gradient"]
         return all(
-            entry.kept is None and entry.batch is None and not entry.slots for entry in graphs
+            entry.kept is None and entry.batch is None and not entry.default_slots
+            for entry in graphs
         )
 
     @property

@@ -28,11 +28,13 @@ from edge_sdk.device.stores.pause import REASON
 from edge_sdk.device.transfer.chunk_cache import read_chunk
 from edge_sdk.device.weighing import HISTORY, make_costing, make_probe
 from edge_sdk.machine.snapshot import Probe, Snapshot
+from edge_sdk.program.plain import to_plain
 from edge_sdk.protocol.chunks import Blob, join_blob
 from edge_sdk.protocol.errors import MessageError, TesseraError
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message
+from edge_sdk.train.tuning import Tuned
 
 SETTLE_S = 6.0
 """Seconds given to slow sensors that run a command, such as a phone's battery."""
@@ -52,6 +54,8 @@ class Explanation:
     """The reason why levels were not weighed; None: they were."""
     paused: str | None = None
     """Since and until when the device is paused; None: it is not."""
+    tuned: tuple[Tuned, ...] = ()
+    """The fastest ways to compute on this machine, by level."""
 
     def lines(self) -> Iterator[str]:
         """Write the explanation for a person."""
@@ -81,6 +85,9 @@ class Explanation:
                     f"{cost.peak_bytes / MB:>6.0f} {cost.bytes_down / MB:>8.2f} "
                     f"{cost.bytes_up / MB:>7.2f}  {why}"
                 )
+        if self.tuned:
+            yield "ways to compute"
+            yield from (f"  {each.level:>5.0%}  {each}" for each in self.tuned)
         yield "decision"
         yield f"  {self.decision.reason}"
         yield "for the next level up"
@@ -118,6 +125,7 @@ class Explanation:
                 {"level": each.level, "share": each.share, "code": each.code, "reason": each.reason}
                 for each in self.verdicts
             ],
+            "ways": [to_plain(each) for each in self.tuned],
             "level": self.decision.level,
             "code": self.decision.code,
             "passes": self.decision.passes,
@@ -140,7 +148,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         if settle is not None:
             settle(SETTLE_S)
     folder = device_path(config.state_dir, config.task, config.name)
-    sight, missing, config = _sight(config, probe, folder)
+    sight, missing, config, tuned = _sight(config, probe, folder)
     household = Household(config.state_dir, config.name)
     account = household.account if config.emulate is None else None
     observer = Observer(config.policy, history=folder / HISTORY, account=account)
@@ -158,20 +166,22 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         decision,
         missing,
         paused,
+        tuned,
     )
 
 
 def _sight(
     config: DeviceConfig, probe: Probe, folder: Path
-) -> tuple[Sight, str | None, DeviceConfig]:
+) -> tuple[Sight, str | None, DeviceConfig, tuple[Tuned, ...]]:
     """Look at the device; also return why levels are not weighed, or None if they are.
 
-    The third is the configuration, with the levels that the task has graphs for, if it is known.
+    The third is the configuration, with the levels that the task has graphs for, if it is known;
+    the last are the fastest ways to compute.
     """
     now = time.time()
     alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
     if not config.weigh:
-        return alone, "weigh is false", config
+        return alone, "weigh is false", config, ()
     try:
         notice, opened = last_task(folder)
         task = load_task(notice, config, KeptChunks(folder / "chunks").fetch)
@@ -186,11 +196,12 @@ def _sight(
         costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
         # The round on disk is old: how far the model has grown since is not known.
         whole = replace(opened, largest=1.0)
-        return Observer(config.policy, probe, costs).look(whole), None, config
+        return Observer(config.policy, probe, costs).look(whole), None, config, costs.tuned
     except FileNotFoundError:
-        return alone, f"costs are known once this device has taken part in {config.task}", config
+        why = f"costs are known once this device has taken part in {config.task}"
+        return alone, why, config, ()
     except TesseraError as error:
-        return alone, f"costs are not known: {error}", config
+        return alone, f"costs are not known: {error}", config, ()
 
 
 def last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:

@@ -183,7 +183,7 @@ class TakingPart:
         providers = ", ".join(self._backend.providers)
         return (
             f"task {self.notice.task}, run {self.notice.run}: {plan.parameters} parameters, "
-            f"plan {plan.hash[:12]}…, onnx backend on {providers}"
+            f"plan {plan.hash[:12]}…, onnx backend on {providers}, {self._backend.precision}"
         )
 
     def resume(self) -> list[Sent]:
@@ -418,9 +418,8 @@ class LoadedTask(NamedTuple):
 FetchBlob = Callable[[Blob, int, str], bytes]
 """Takes a blob, the most bytes it may have and its name for errors, and returns its bytes."""
 
-TRAINING: tuple[Kind, ...] = ("gradient", "distillation")
 FORWARD: tuple[Kind, ...] = ("evaluate", "statistics")
-"""Graphs that are needed to train, and for evaluations and surveys."""
+"""Graphs that are needed for evaluations and surveys."""
 
 
 def load_task(notice: TaskNotice, config: DeviceConfig, fetch: FetchBlob) -> LoadedTask:
@@ -429,12 +428,21 @@ def load_task(notice: TaskNotice, config: DeviceConfig, fetch: FetchBlob) -> Loa
     Raises what `fetch` raises, and `GraphError`, `PlanError` or `TrainingError` for a task that
     cannot be trained here.
     """
-    from edge_sdk.train.onnx import OnnxBackend
+    from edge_sdk.train.onnx import OnnxBackend, gradient_kind
 
     plan = decode_plan(fetch(notice.plan, MAX_TASK_BYTES, "the plan"))
     manifest = decode_manifest(fetch(notice.manifest, MAX_TASK_BYTES, "the manifest"))
-    files = fetch_graphs(notice, manifest, TRAINING, fetch)
-    backend = OnnxBackend(plan, manifest, files, providers=config.providers, threads=config.threads)
+    kind = gradient_kind(manifest, config.providers, config.precision)
+    files = fetch_graphs(notice, manifest, (kind, "distillation"), fetch)
+    backend = OnnxBackend(
+        plan,
+        manifest,
+        files,
+        providers=config.providers,
+        threads=config.threads,
+        precision=config.precision,
+        lean=config.emulate is None,
+    )
     return LoadedTask(backend, manifest)
 
 

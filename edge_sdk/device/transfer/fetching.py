@@ -24,7 +24,7 @@ import math
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import Condition
 from typing import TypeVar
 
@@ -44,7 +44,7 @@ from edge_sdk.protocol.packs.index import (
     decode_index,
 )
 from edge_sdk.protocol.plan.blocks import Blocks
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Raw
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 from edge_sdk.transport.link import Link
 
@@ -362,12 +362,14 @@ class PulledModel:
 
     def fetch(self, assignment: Assignment, opened: RoundOpen) -> tuple[Blocks, dict[str, Array]]:
         """See `ModelSource`. Raises `FetchError` and what `Unpacking` raises."""
-        blocks, buffers = self.fetch_groups(opened, assignment.groups)
-        blocks.values.flags.writeable = True
-        return blocks, buffers
+        unpacking = self._unpacked(opened, "model", opened.model, assignment.groups)
+        blocks, buffers = unpacking.result()
+        return replace(blocks, room=unpacking.room), buffers
 
-    gives_away = True
-    """See `ModelSource`."""
+    def fetch_again(self, assignment: Assignment, opened: RoundOpen, room: Raw | None) -> Blocks:
+        """See `RereadSource`. Raises as `fetch`."""
+        groups = assignment.groups
+        return self._unpacked(opened, "model", opened.model, groups, room).result()[0]
 
     def fetch_control(self, assignment: Assignment, opened: RoundOpen) -> Blocks:
         """See `ModelSource`. Raises as `fetch`."""
@@ -411,15 +413,25 @@ class PulledModel:
     def _read(
         self, opened: RoundOpen | Survey, what: str, blob: Blob | None, groups: Groups
     ) -> tuple[Blocks, dict[str, Array]]:
+        return self._unpacked(opened, what, blob, groups).result()
+
+    def _unpacked(
+        self,
+        opened: RoundOpen | Survey,
+        what: str,
+        blob: Blob | None,
+        groups: Groups,
+        room: Raw | None = None,
+    ) -> Unpacking:
         index = self._index_of(opened, what, blob)
-        unpacking = Unpacking(self._plan, index, groups)
+        unpacking = Unpacking(self._plan, index, groups, room)
         self._fetcher.fetch(
             unpacking.needed,
             overtaken=lambda: self._overtaken(opened.round),
             sizes=index.chunk_sizes,
             take=unpacking.take,
         )
-        return unpacking.result()
+        return unpacking
 
     def _index_of(self, opened: RoundOpen | Survey, what: str, blob: Blob | None) -> ModelIndex:
         if blob is None:

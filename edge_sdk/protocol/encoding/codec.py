@@ -45,7 +45,7 @@ from edge_sdk.protocol.encoding.top_k import kept_counts, pick, place_bytes, put
 from edge_sdk.protocol.encoding.zstd import compress, decompress
 from edge_sdk.protocol.errors import BlockError, EncodingError, GroupError
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
-from edge_sdk.protocol.plan.layout import Array, Indices
+from edge_sdk.protocol.plan.layout import Array, Indices, Raw, room_for
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan
 
 MAGIC = "tessera-blocks"
@@ -111,20 +111,20 @@ def encode_arrays(
     arrays: Mapping[str, Array],
     encoding: Encoding,
     stream: np.random.Generator,
-    room: NDArray[np.uint8] | None = None,
+    room: Raw | None = None,
 ) -> bytes | memoryview:
     """Write a submodel's arrays as a message: that of their blocks, with fp32 in one copy.
 
-    `room`: memory for the message, if it is large enough; the message then lies there.
+    `room`: memory for the message, if it is large enough: with fp32 it then lies there.
     Raises as `encode_blocks`, and `TensorError` if these are not the submodel's arrays.
     """
-    if encoding != Encoding() or sys.byteorder != "little":
-        return encode_blocks(plan, groups, plan.scatter(arrays, groups), encoding, stream)
     chosen = plan.choose(groups)
     header = _header(plan, chosen, encoding)
-    size = len(header) + FLOAT32.itemsize * plan.held(chosen).parameters
-    fits = room is not None and len(room) >= size
-    message = room[:size] if room is not None and fits else np.empty(size, np.uint8)
+    size = FLOAT32.itemsize * plan.held(chosen).parameters
+    if encoding != Encoding() or sys.byteorder != "little":
+        values = room_for(size, room)[:size].view(np.float32)
+        return encode_blocks(plan, groups, plan.scatter(arrays, groups, values), encoding, stream)
+    message = room_for(len(header) + size, room)[: len(header) + size]
     message[: len(header)] = np.frombuffer(header, np.uint8)
     plan.scatter(arrays, groups, message[len(header) :].view(FLOAT32))
     return message.data.toreadonly()

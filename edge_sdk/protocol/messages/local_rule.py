@@ -16,6 +16,8 @@ CLIP_NORM = 20.0
 ever has longer ones, and it bounds the movement of a device that means harm."""
 _NAMED: Mapping[str, Any] = {"widths": Widths, "classes": Classes}
 """Fields that are one of a few names."""
+Precision = Literal["auto", "fp32", "fp16"]
+"""A device's choice for the products of its steps; `auto`: fp16 on providers that gain from it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

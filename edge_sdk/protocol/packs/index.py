@@ -46,8 +46,17 @@ from edge_sdk.protocol.encoding.zstd import compress
 from edge_sdk.protocol.errors import EncodingError, MessageError
 from edge_sdk.protocol.messages.fields import read_array
 from edge_sdk.protocol.packs.packs import Packs, find_packs
-from edge_sdk.protocol.plan.blocks import Blocks, block_runs
-from edge_sdk.protocol.plan.layout import Array, Indices, pack, unpack
+from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
+from edge_sdk.protocol.plan.layout import (
+    ALIGNED_BYTES,
+    ROOM_BYTES,
+    Array,
+    Indices,
+    Raw,
+    pack,
+    room_for,
+    unpack,
+)
 from edge_sdk.protocol.plan.plan import Chosen, Groups, ModelPlan, per_dim, spans_of
 
 MAGIC = "tessera-model"
@@ -164,14 +173,22 @@ class Unpacking:
     and decoded once its last chunk is here.
     """
 
-    def __init__(self, plan: ModelPlan, index: ModelIndex, groups: Groups) -> None:
-        """Raises `GroupError` for groups, `MessageError` for an index that do not fit the plan."""
+    def __init__(
+        self, plan: ModelPlan, index: ModelIndex, groups: Groups, room: Raw | None = None
+    ) -> None:
+        """`room`: memory for the values, if it is large enough.
+
+        Raises `GroupError` for groups, `MessageError` for an index that do not fit the plan.
+        """
         self._plan, self._index = plan, index
         self._packs, self._chosen = _packs(plan, index), plan.choose(groups)
         self._most = self._packs.sizes(plan, index.encoding)
         self._ids = plan.block_ids(self._chosen)
         part_ids = self._packs.parts_of_submodel(plan, self._chosen)
-        self._values = np.empty(int(plan.block_sizes[self._ids].sum()), dtype=np.float32)
+        size = FLOAT32.itemsize * int(plan.block_sizes[self._ids].sum())
+        self.room = room_for(size, room, ROOM_BYTES + ALIGNED_BYTES * len(plan.tensors))
+        """Memory of the values. It also has room for as many arrays, or for their message."""
+        self._values: Float32 = self.room[:size].view(np.float32)
         self._raw = np.empty(int(self._packs.part_sizes[part_ids].sum()), dtype=np.uint8)
         self._starts = _starts(self._ids, plan.block_sizes)
         self._part_starts = _starts(part_ids, self._packs.part_sizes)

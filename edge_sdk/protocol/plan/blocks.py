@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edge_sdk.protocol.errors import BlockError
-from edge_sdk.protocol.plan.layout import Indices
+from edge_sdk.protocol.plan.layout import Indices, Raw
 
 Float32 = NDArray[np.float32]
 
@@ -24,6 +24,8 @@ class Blocks:
 
     ids: Indices
     values: Float32
+    room: Raw | None = None
+    """Memory of the values, and some more, that may be overwritten; None: it may not."""
 
     @property
     def size_bytes(self) -> int:

@@ -25,11 +25,16 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Indices = NDArray[np.int64]
+Raw = NDArray[np.uint8]
+"""Memory for something that may be made there."""
 Place = tuple[Any, ...]
 """An index of a part of an array; taking it from an array without dimensions gives an array too."""
 
 ALIGNED_BYTES = 64
 """Arrays in one piece of memory begin at multiples of this."""
+
+ROOM_BYTES = 2**16
+"""Room behind a submodel's arrays or values: what is made of them next has a header."""
 
 REMEMBERED = 64
 """Groups of a tensor's dimensions, in all, up to which the places of its blocks are remembered."""
@@ -144,22 +149,38 @@ def unpack(flat: Array, spans: Sequence[Span], out: Array | None = None) -> Arra
     return array
 
 
+def subtract(flat: Array, spans: Sequence[Span], out: Array) -> None:
+    """Subtract the array whose blocks lie in `flat` from `out`, which is contiguous."""
+    for shape, in_array, in_flat in _rectangles(tuple(spans), flat.itemsize):
+        part = _view(out, shape, in_array)
+        part -= _view(flat, shape, in_flat)
+
+
 def arrays_in_one(
-    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]], more_bytes: int = 0
-) -> tuple[dict[str, Array], NDArray[np.uint8]]:
+    wanted: Mapping[str, tuple[tuple[int, ...], np.dtype[Any]]],
+    more_bytes: int = 0,
+    room: Raw | None = None,
+) -> tuple[dict[str, Array], Raw]:
     """Make arrays of these shapes and types in one piece of memory, with room for more.
 
-    Returns that piece, too. In one piece, memory returns to the system when it is not needed any
-    more; in many, the allocator keeps it.
+    Returns that piece, too: `room`, if it is large enough for the arrays. In one piece, memory
+    returns to the system when it is not needed any more; in many, the allocator keeps it.
     """
     sizes = [prod(shape) * dtype.itemsize for shape, dtype in wanted.values()]
     padded = [-(-size // ALIGNED_BYTES) * ALIGNED_BYTES for size in sizes]
-    whole = np.empty(sum(padded) + more_bytes, dtype=np.uint8)
+    whole = room_for(sum(padded), room, more_bytes)
     arrays, start = {}, 0
     for (name, (shape, dtype)), size, step in zip(wanted.items(), sizes, padded, strict=True):
         arrays[name] = whole[start : start + size].view(dtype).reshape(shape)
         start += step
     return arrays, whole
+
+
+def room_for(size_bytes: int, room: Raw | None = None, more_bytes: int = 0) -> Raw:
+    """Return `room` if it has these bytes, else new memory with room for more."""
+    if room is not None and len(room) >= size_bytes:
+        return room
+    return np.empty(size_bytes + more_bytes, dtype=np.uint8)
 
 
 def _view(array: Array, shape: tuple[int, ...], where: _Where) -> Array:

@@ -42,6 +42,7 @@ from edge_sdk.protocol.plan.layout import (
     pack,
     place,
     places,
+    subtract,
     unpack,
 )
 from edge_sdk.protocol.plan.specs import (
@@ -295,6 +296,18 @@ class ModelPlan:
             unpack(blocks.values[start:end], spans, arrays[tensor.name])
             start = end
         return arrays
+
+    def subtract(self, arrays: Mapping[str, Array], blocks: Blocks, groups: Groups) -> None:
+        """Subtract a submodel's blocks from its arrays, which are contiguous, in place."""
+        chosen = self.choose(groups)
+        shaped = self._shaped(chosen)
+        blocks.check(self.block_ids(chosen), self.block_sizes)
+        _check_arrays(self.tensors, shaped.shapes, arrays)
+        start = 0
+        for tensor, spans, shape in zip(self.tensors, shaped.tensors, shaped.shapes, strict=True):
+            end = start + prod(shape)
+            subtract(blocks.values[start:end], spans, arrays[tensor.name])
+            start = end
 
     def flatten(self, weights: Mapping[str, Array]) -> Float32:
         """Return the whole model as one vector in block order."""

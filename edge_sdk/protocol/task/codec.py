@@ -1,4 +1,4 @@
-"""The bytes of a manifest, and the versions and slots in a graph's own bytes. Versions 1 to 4.
+"""The bytes of a manifest, and the versions and slots in a graph's own bytes. Versions 1 to 5.
 
     envelope = msgpack [ "tessera-graphs", version, sha256(body) as 32 bytes, body as bytes ]
     body     = msgpack [ plan hash, opset, ir version, min onnxruntime, loss, tolerance, data,
@@ -11,18 +11,21 @@
                  window | nil, sample rate | nil, mels | nil, frame | nil, hop | nil ]
     graph    = [ kind, sha256, size, kept | nil, batch | nil, inputs, outputs, masks,
                  activations, products ]        from version 2 on also: slots
+                                                from version 5 on also: places
     kept     = [ atoms of every axis ]          in version 4, 0 means any
     slot     = [ byte offset, dim ]
+    place    = [ name, [ way … ] ]              way = [ name, start, end, [ multiple … ] ]
+    multiple = [ dim, number ]
     port     = [ name, dtype, dims ]            mask = [ port, probability ]
     dim      = [ coefficient, [axis numbers], batch ]
              | [ coefficient, [axis numbers], batch, [ dim … ] ]    a sum, from version 2 on
     activations, products = [ cost … ]          bytes; multiply-accumulates
     cost     = [ coefficient, [axis numbers], power of the batch ]
 
-A manifest is of version 4 if a graph fixes some axes and takes any size of others; else of version
-3 if the task names its classes or describes its inputs; else of version 2 if a graph has slots,
-which a side that does not know them would not fill, or sizes that are sums. Every other manifest is
-still of version 1.
+A manifest is of version 5 if a graph has places; else of version 4 if a graph fixes some axes and
+takes any size of others; else of version 3 if the task names its classes or describes its inputs;
+else of version 2 if a graph has slots, which a side that does not know them would not fill, or
+sizes that are sums. Every other manifest is still of version 1.
 
 Hashes are 32 bytes; ranges, means, deviations, probabilities and the tolerance float64; the rest
 as in `plan/codec.py`. `decode_manifest` rejects bytes that another encoder would have written
@@ -33,6 +36,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
+from types import MappingProxyType
 from typing import Any, cast
 
 from edge_sdk.protocol.canonical import count, counts, flag, packed, text, unpacked
@@ -43,18 +47,23 @@ from edge_sdk.protocol.task.graphs import (
     SLOT_BYTES,
     CostTerm,
     GraphEntry,
+    GraphPlace,
+    GraphWay,
     Kind,
     Manifest,
     MaskSpec,
     Port,
     SizeSlot,
     SizeTerm,
+    Ways,
 )
 
 MAGIC = "tessera-graphs"
-VERSIONS = (1, 2, 3, 4)
+VERSIONS = (1, 2, 3, 4, 5)
 MAX_MANIFEST_BYTES = 16 * 2**20
 """A graph of two hundred tensors takes about 20 KB; a larger message is not a manifest."""
+NO_WAYS: Ways = MappingProxyType({})
+"""Every place takes its default."""
 
 
 def encode_manifest(manifest: Manifest) -> bytes:
@@ -119,24 +128,34 @@ def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
     return ir_version, opsets
 
 
-def fitted(entry: GraphEntry, data: bytes, kept: Sequence[int]) -> bytes:
-    """Return the graph's file with the sizes of this submodel written into its slots.
+def fitted(
+    entry: GraphEntry, data: bytes, kept: Sequence[int], batch: int = 1, ways: Ways = NO_WAYS
+) -> bytes:
+    """Return the graph's file for this submodel: sizes in its slots, one way for each place.
 
-    A protobuf number may have leading zeros, so its length never changes: the result depends on
-    nothing but the file and the sizes. Raises `GraphError` if the file has no such number there.
+    A protobuf number may have leading zeros, so its length never changes, and every way is a whole
+    field of the file: the result depends on nothing but the file, the sizes and the ways. Raises
+    `GraphError` if the file has no such number there.
     """
-    if not entry.slots:
+    if not entry.slots and not entry.places:
         return data
     written = bytearray(data)
-    for slot in entry.slots:
+    left, slots = entry.without(entry.options(ways, kept, batch))
+    for slot in slots:
         place = slice(slot.offset, slot.offset + SLOT_BYTES)
         if [byte >> 7 for byte in written[place]] != [1] * (SLOT_BYTES - 1) + [0]:
             raise GraphError(f"{entry} has no number of {SLOT_BYTES} bytes at {slot.offset}")
-        size = slot.size.value(kept, 1)
+        size = slot.size.value(kept, batch)
         if size >> 7 * SLOT_BYTES:
             raise GraphError(f"{entry}: a size of {size} does not fit into {SLOT_BYTES} bytes")
         written[place] = slot_bytes(size)
-    return bytes(written)
+    return without_ways(written, left)
+
+
+def without_ways(data: bytes | bytearray, left: Sequence[GraphWay]) -> bytes:
+    """Return a graph's file without the bytes of these ways, which are in ascending order."""
+    edges = [0, *(edge for option in left for edge in (option.start, option.end)), len(data)]
+    return b"".join(data[start:end] for start, end in zip(edges[::2], edges[1::2], strict=True))
 
 
 def slot_bytes(size: int) -> bytes:
@@ -146,6 +165,8 @@ def slot_bytes(size: int) -> bytes:
 
 
 def _version(manifest: Manifest) -> int:
+    if any(entry.places for entry in manifest.graphs):
+        return 5
     if any(0 in (entry.kept or ()) for entry in manifest.graphs):
         return 4
     if manifest.data.classes or manifest.data.descriptions:
@@ -225,7 +246,16 @@ def _encode_entry(entry: GraphEntry, version: int) -> list[Any]:
         [_encode_cost(term) for term in entry.activations],
         [_encode_cost(term) for term in entry.products],
         *([slots] if version > 1 else []),
+        *([[_encode_place(place) for place in entry.places]] if version > 4 else []),
     ]
+
+
+def _encode_place(place: GraphPlace) -> list[Any]:
+    ways = [
+        [way.name, way.start, way.end, [[_encode_size(size), n] for size, n in way.multiples]]
+        for way in place.options
+    ]
+    return [place.name, ways]
 
 
 def _encode_data(data: DataSpec, version: int) -> list[Any]:
@@ -282,7 +312,8 @@ def _decode_body(body: Any) -> Manifest:
 
 def _decode_entry(entry: Any) -> GraphEntry:
     kind, digest, size, kept, batch, inputs, outputs, masks, activations, products, *more = entry
-    (slots,) = more or [[]]
+    slots, *rest = more or [[]]
+    (places,) = rest or [[]]
     return GraphEntry(
         kind=cast(Kind, text(kind)),
         sha256=_digest(digest),
@@ -295,6 +326,23 @@ def _decode_entry(entry: Any) -> GraphEntry:
         activations=tuple(_decode_cost(term) for term in activations),
         products=tuple(_decode_cost(term) for term in products),
         slots=tuple(SizeSlot(count(offset), _decode_size(size)) for offset, size in slots),
+        places=tuple(_decode_place(place) for place in places),
+    )
+
+
+def _decode_place(place: Any) -> GraphPlace:
+    name, ways = place
+    return GraphPlace(
+        text(name),
+        tuple(
+            GraphWay(
+                text(way),
+                count(start),
+                count(end),
+                tuple((_decode_size(size), count(number)) for size, number in multiples),
+            )
+            for way, start, end, multiples in ways
+        ),
     )
 
 

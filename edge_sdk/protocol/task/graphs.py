@@ -18,16 +18,18 @@ them. It names files by the SHA-256 of their bytes, so it cannot be paired with 
 graph runs the model forward in training mode: its outputs are, for each BatchNorm, the mean and
 then the variance (divided by n) of the batch. A distillation graph is a gradient graph whose lᵢ is
 `(1 − kappa) · lᵢ + kappa · cross-entropy(softmax(teacher), outputs)ᵢ`. With
-`classes`, the outputs in all of this are the model's times these. An input that a graph does not
-use is not listed; the device feeds exactly the listed ones.
+`classes`, the outputs in all of this are the model's times these. A graph of kind `gradient-fp16`
+has the inputs and outputs of a gradient graph, in float32, and multiplies in float16. An input that
+a graph does not use is not listed; the device feeds exactly the listed ones.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -40,13 +42,23 @@ from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.plan.specs import Dim, Tensor
 from edge_sdk.protocol.task.data_spec import DTYPE, MAX_RANK, MAX_SIZE, DataSpec
 
-Kind = Literal["gradient", "evaluate", "statistics", "distillation"]
+Kind = Literal["gradient", "evaluate", "statistics", "distillation", "gradient-fp16"]
 KINDS: tuple[str, ...] = get_args(Kind)
-_NEEDED = {"gradient": "loss", "evaluate": "outputs", "distillation": "outputs"}
+_NEEDED = {
+    "gradient": "loss",
+    "gradient-fp16": "loss",
+    "evaluate": "outputs",
+    "distillation": "outputs",
+}
 """An output that a graph of this kind must have."""
 
 SLOT_BYTES = 4
 """Length of a number that is written into a graph's file: up to 2²⁸ − 1."""
+
+CONTRIBUTED = {"com.microsoft.nchwc": 1}
+"""Operator sets, with their versions, that a way besides the default may use."""
+PLACE = "place"
+"""Nodes of the ways of place 7 are named `place7.0`, `place7.1` …."""
 
 MAX_GRAPHS = 4_096
 MAX_PORTS = 65_536
@@ -74,6 +86,8 @@ class SizeTerm:
     def __post_init__(self) -> None:
         if not 0 <= self.coefficient <= MAX_SIZE:
             raise GraphError(f"a size's coefficient is 0 to {MAX_SIZE}, not {self.coefficient}")
+        if len(self.axes) > MAX_RANK:
+            raise GraphError(f"a size has up to {MAX_RANK} axes, not {len(self.axes)}")
         if any(axis < 0 for axis in self.axes) or tuple(sorted(self.axes)) != self.axes:
             raise GraphError(f"a size's axes are ascending numbers, not {self.axes}")
         if self.more:
@@ -165,8 +179,60 @@ class SizeSlot:
     size: SizeTerm
 
     def __post_init__(self) -> None:
-        if self.offset < 0 or self.size.any_batch:
-            raise GraphError(f"a slot has an offset and follows widths alone, not {self}")
+        if self.offset < 0:
+            raise GraphError(f"a slot's offset is at least 0, not {self.offset}")
+
+
+@dataclass(frozen=True, slots=True)
+class GraphWay:
+    """One way to compute a value: the bytes of the file from `start` to before `end`.
+
+    `multiples` are sizes and numbers of which they must be multiples, or this way does not work.
+    """
+
+    name: str
+    start: int
+    end: int
+    multiples: tuple[tuple[SizeTerm, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.name and 0 <= self.start < self.end):
+            raise GraphError(f"a way to compute a value has a name and some bytes, not {self}")
+        if len(self.multiples) > MAX_RANK:
+            raise GraphError(f"a way depends on up to {MAX_RANK} sizes, not {len(self.multiples)}")
+        if not all(1 <= number <= MAX_SIZE for _, number in self.multiples):
+            raise GraphError(f"a size is a multiple of 1 to {MAX_SIZE}, not as {self} says")
+
+    def works(self, kept: Sequence[int], batch: int) -> bool:
+        """True if these sizes allow it."""
+        return not any(size.value(kept, batch) % number for size, number in self.multiples)
+
+
+@dataclass(frozen=True, slots=True)
+class GraphPlace:
+    """A value that can be computed in several ways; the first is the default, and always works.
+
+    The file holds all of them, one behind the other; all but one are cut out before it is loaded.
+    """
+
+    name: str
+    options: tuple[GraphWay, ...]
+
+    def __post_init__(self) -> None:
+        if not self.name or len(self.options) < 2 or self.options[0].multiples:
+            raise GraphError(f"place {self.name!r} has no default, or nothing to choose")
+        _check_unique(f"place {self.name!r}: way", (option.name for option in self.options))
+
+    def option(self, name: str | None, kept: Sequence[int], batch: int) -> GraphWay:
+        """Return the way of this name; the default where it is unknown or does not work."""
+        for option in self.options:
+            if option.name == name and option.works(kept, batch):
+                return option
+        return self.options[0]
+
+
+Ways = Mapping[str, str]
+"""Names of the ways that were chosen, by place; a place that is not in it takes its default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +258,9 @@ class GraphEntry:
     kept. `batch` is the batch size it was made for; None: any. Masks are drawn in the order of
     `masks`.
     `activations` add up to `activation_bytes` and `products` to `macs`; both are ordered by axes
-    and batch, each pair once. `slots` are the sizes to write into the file, by ascending offset.
+    and batch, each pair once. `slots` are the sizes to write into the file, by ascending offset;
+    only those inside a way that is no default may follow the batch. `places` are the values that
+    the file computes in several ways, in the order of its bytes.
     """
 
     kind: Kind
@@ -206,6 +274,7 @@ class GraphEntry:
     activations: tuple[CostTerm, ...] = ()
     products: tuple[CostTerm, ...] = ()
     slots: tuple[SizeSlot, ...] = ()
+    places: tuple[GraphPlace, ...] = ()
 
     def __post_init__(self) -> None:
         _check_entry(self)
@@ -222,6 +291,31 @@ class GraphEntry:
         return self.kept is not None and any(
             axis < len(self.kept) and self.kept[axis] for axis in axes
         )
+
+    def without(self, taken: Sequence[GraphWay]) -> tuple[list[GraphWay], list[SizeSlot]]:
+        """Return the ways that are left out when these are taken, and the slots that remain."""
+        left = [
+            option
+            for place, way in zip(self.places, taken, strict=True)
+            for option in place.options
+            if option is not way
+        ]
+        starts = [option.start for option in left]
+        slots = []
+        for slot in self.slots:
+            before = bisect_right(starts, slot.offset) - 1
+            if before < 0 or slot.offset >= left[before].end:
+                slots.append(slot)
+        return left, slots
+
+    def options(self, ways: Ways, kept: Sequence[int], batch: int) -> tuple[GraphWay, ...]:
+        """Return the way that each place takes at these sizes."""
+        return tuple(place.option(ways.get(place.name), kept, batch) for place in self.places)
+
+    @cached_property
+    def default_slots(self) -> tuple[SizeSlot, ...]:
+        """Return the slots that remain when every value is computed in its default way."""
+        return tuple(self.without([place.options[0] for place in self.places])[1])
 
     @cached_property
     def input_names(self) -> frozenset[str]:
@@ -421,13 +515,12 @@ def _check_entry(entry: GraphEntry) -> None:
 
 
 def _check_slots(entry: GraphEntry) -> None:
-    if any(entry.fixes(slot.size.all_axes) for slot in entry.slots):
-        raise GraphError(f"{entry}: a slot varies with a size the graph has fixed")
     if len(entry.slots) > MAX_PORTS:
         raise GraphError(f"{entry} has {len(entry.slots)} slots, over {MAX_PORTS}")
     edges = [*(slot.offset for slot in entry.slots), entry.size_bytes]
     if any(end - offset < SLOT_BYTES for offset, end in pairwise(edges)):
         raise GraphError(f"{entry}: slots are not in order, or one is outside the file")
+    _check_places(entry)
     _check_unique(f"{entry}: mask", (mask.port for mask in entry.masks))
     for mask in entry.masks:
         if mask.port not in entry.input_names:
@@ -437,6 +530,32 @@ def _check_slots(entry: GraphEntry) -> None:
         raise GraphError(f"{entry} has no output {needed!r}")
     if entry.kind == "statistics" and (not entry.outputs or len(entry.outputs) % 2):
         raise GraphError(f"{entry} has {len(entry.outputs)} outputs, which are not pairs")
+
+
+def _check_places(entry: GraphEntry) -> None:
+    _check_unique(f"{entry}: place", (place.name for place in entry.places))
+    options = [option for place in entry.places for option in place.options]
+    if len(options) > MAX_PORTS:
+        raise GraphError(f"{entry} has {len(options)} ways to compute its values, over {MAX_PORTS}")
+    edges = [0, *(edge for option in options for edge in (option.start, option.end))]
+    if any(end < start for start, end in pairwise([*edges, entry.size_bytes])):
+        raise GraphError(f"{entry}: its ways are not in order, or one is outside the file")
+    sizes = [size for option in options for size, _ in option.multiples]
+    sizes += [slot.size for slot in entry.slots]
+    if any(entry.fixes(size.all_axes) for size in sizes) or (
+        entry.batch is not None and any(size.any_batch for size in sizes)
+    ):
+        raise GraphError(f"{entry}: a slot or a way varies with a size the graph has fixed")
+    defaults = {place.options[0].start for place in entry.places}
+    starts = [option.start for option in options]
+    for slot in entry.slots:
+        before = bisect_right(starts, slot.offset) - 1
+        inside = before >= 0 and slot.offset < options[before].end
+        end = options[before].end if inside else [*starts, entry.size_bytes][before + 1]
+        if slot.offset + SLOT_BYTES > end:
+            raise GraphError(f"{entry}: a slot is at the edge of a way")
+        if slot.size.any_batch and (not inside or starts[before] in defaults):
+            raise GraphError(f"{entry}: a slot that is always there follows the batch")
 
 
 def _check_costs(entry: GraphEntry, terms: Sequence[CostTerm]) -> None:
@@ -495,7 +614,9 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
     ports = (*entry.inputs, *entry.outputs)
     named = [axis for port in ports for dim in port.dims for axis in dim.all_axes]
     named += [axis for term in (*entry.activations, *entry.products) for axis in term.axes]
-    named += [axis for slot in entry.slots for axis in slot.size.all_axes]
+    sizes = [slot.size for slot in entry.slots]
+    sizes += [s for place in entry.places for way in place.options for s, _ in way.multiples]
+    named += [axis for size in sizes for axis in size.all_axes]
     if any(axis >= len(whole) for axis in named):
         raise GraphError(f"{entry} names an axis that is not among the plan's {len(whole)}")
     weights = {f"w:{t.name}": _port(f"w:{t.name}", t) for t in plan.tensors}
@@ -507,7 +628,7 @@ def _check_fit(entry: GraphEntry, plan: ModelPlan) -> None:
         if unknown := sorted({port.name for port in entry.outputs} - set(statistics)):
             raise GraphError(f"{entry}: {unknown[0]!r} is not a statistic of the plan")
         _check_ports(entry, entry.outputs, statistics, kept)
-    if entry.kind in ("gradient", "distillation"):
+    if entry.kind in ("gradient", "distillation", "gradient-fp16"):
         gradients = {f"g:{t.name}": _port(f"g:{t.name}", t) for t in plan.tensors}
         results = {"loss": Port("loss", "float32")} | gradients | statistics
         shown = "outputs" if entry.kind == "distillation" else None

@@ -295,6 +295,37 @@ def test_given_values_may_be_changed_after_writing(opened: Open) -> None:
     assert memory.recall("ada")[0].blocks.values.tolist() == expected
 
 
+@pytest.mark.parametrize("memory_type", ["fp32", "fp16"])
+def test_values_that_cannot_change_are_remembered_before_and_after_a_commit(
+    opened: Open, memory_type: MemoryType
+) -> None:
+    """A type without scales writes them late; a second movement of a device reads the first."""
+    first, second = movement("ada", 1, [0, 1, 2, 3], seed=1), movement("ada", 2, [2, 3, 4], seed=2)
+    other = movement("bob", 2, list(range(9)), seed=3)
+    frozen = opened(memory_type=memory_type, folder="frozen")
+    plain = opened(memory_type=memory_type, folder="plain")
+    for memory, writeable in ((frozen, False), (plain, True)):
+        for each in (first, second, other):
+            each.blocks.values.flags.writeable = writeable
+        memory.advance(2)
+        memory.write([first, second, other])
+        memory.prepare()
+
+    def held(memory: Memory) -> list[tuple[Any, ...]]:
+        return [
+            (device, piece.made.round, piece.blocks.ids.tolist(), piece.blocks.values.tolist())
+            for device in ("ada", "bob")
+            for piece in memory.recall(device)
+        ]
+
+    assert len(held(plain)) == 3
+    assert held(frozen) == held(plain)
+    frozen.commit()
+    plain.commit()
+    assert held(frozen) == held(plain)
+    assert frozen.total.tolist() == plain.total.tolist()
+
+
 def test_sum_is_zero_again_when_huge_values_have_left(opened: Open) -> None:
     memory = opened(memory_type="fp16", max_staleness=1)
     memory.advance(1)

@@ -19,10 +19,12 @@ def interrupted(
     said: str,
     folder: Path,
     begun: Callable[[psutil.Process], None] = lambda _: None,
+    *,
+    by: signal.Signals = signal.SIGINT,
 ) -> list[str]:
     """The last lines of `tessera-bench`, which is interrupted when it has said something.
 
-    It ends with 130. `folder` takes its temporary files; `begun` is called before the interruption.
+    It ends with 130. `folder` takes its temporary files; `begun` is called before the signal `by`.
     """
     code = f"import sys; from benchmarks.cli import main; sys.exit(main({list(arguments)}))"
     with subprocess.Popen(
@@ -36,11 +38,11 @@ def interrupted(
         while said not in (line := process.stderr.readline()):
             assert line, f"it ended and never said: {said}"
         begun(psutil.Process(process.pid))
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         try:
             _, errors = process.communicate(timeout=HANGS_S)
         except subprocess.TimeoutExpired:  # Python drops a signal that arrives in a destructor
-            process.send_signal(signal.SIGINT)
+            process.send_signal(by)
             _, errors = process.communicate(timeout=HANGS_S)
     assert process.returncode == 130
     return errors.splitlines()

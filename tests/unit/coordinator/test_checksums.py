@@ -57,8 +57,20 @@ def test_sealed_files_are_what_they_say_to_other_readers() -> None:
     content = {"round": 3, "level": 0.5, "none": None}
     assert open_json(seal_json(content)) == content
     assert json.loads(seal_json(content)).items() >= content.items()
-    arrays = load(b"".join(map(bytes, save_arrays(ARRAYS))))
-    assert all(np.array_equal(arrays[name], array) for name, array in ARRAYS.items())
+    several = {
+        **ARRAYS,
+        "empty": np.zeros((0, 3), dtype=np.int64),
+        "number": np.array(7, dtype=np.int64),
+        "flags ü": np.array([[True], [False]]),
+        "half": np.arange(6, dtype=np.float16).reshape(2, 3),
+    }
+    data = b"".join(map(bytes, save_arrays(several)))
+    check_arrays(data)
+    arrays = load(data)
+    assert arrays.keys() == several.keys()
+    for name, array in several.items():
+        assert arrays[name].dtype == array.dtype
+        np.testing.assert_array_equal(arrays[name], array, strict=True)
 
 
 def test_only_the_version_before_may_lack_a_checksum() -> None:

@@ -3,22 +3,15 @@
 from __future__ import annotations
 
 import secrets
-import socket
 from contextlib import ExitStack
 from pathlib import Path
-from random import SystemRandom
 
 import psutil
 
 from benchmarks.network.load.site.presences import Presences
-from benchmarks.report.figures import FigureError
-from coordinator.operate.broker.embedded import HOST, embedded_broker
+from benchmarks.network.stage.ports import free_port
+from coordinator.operate.broker.embedded import embedded_broker
 from edge_sdk.transport.settings import BrokerSettings
-
-PORTS = range(20_000, 32_000)
-"""Ports below those that systems give to outgoing connections: otherwise, while the broker is away,
-a device trying to reach it could be given its port, and the broker could not restart."""
-PORT_TRIES = 100
 
 
 class RestartedBroker:
@@ -31,7 +24,7 @@ class RestartedBroker:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
-        self._port = _free_port()
+        self._port = free_port()
         self._password = secrets.token_urlsafe(24)
         self._running = ExitStack()
 
@@ -55,16 +48,3 @@ class RestartedBroker:
     def stop(self) -> None:
         """Stop it, and with it all connections."""
         self._running.close()
-
-
-def _free_port() -> int:
-    chance = SystemRandom()
-    for _ in range(PORT_TRIES):
-        port = chance.choice(PORTS)
-        with socket.socket() as probe:
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise FigureError(f"there is no free port from {PORTS.start} to {PORTS.stop - 1}")

@@ -156,6 +156,10 @@ class DiskStore:
         """Keys of movements whose values have no checksum yet."""
         self._checked: set[int] = set()
         """Keys of movements whose values match their checksum."""
+        self._gone: list[int] = []
+        """Segments that nothing refers to once the prepared changes are committed."""
+        self._useless: list[int] = []
+        """Segments that nothing refers to."""
         self._died: dict[int, int] = {}
         """Values that died since the last commit, by segment."""
         self._lock: int | None = _lock(folder)
@@ -235,6 +239,8 @@ class DiskStore:
     def kept(self, device: str) -> DeviceMemory:
         """See `Store`."""
         rows = self._index.of_device(device)
+        if self._writer is not None and any(row.segment == self._writer.number for row in rows):
+            self._writer.flush()
         return DeviceMemory(self._index.rounds(device), [self._stored(row) for row in rows])
 
     def made_before(self, round: int, most: int) -> list[str]:
@@ -280,15 +286,18 @@ class DiskStore:
                 self._unsealed.discard(stored.key)
                 self._checked.discard(stored.key)
 
-    def commit(self, now: int, sums: Sequence[NDArray[np.generic]]) -> None:
+    def prepare(self, sums: Sequence[NDArray[np.generic]]) -> None:
         """See `Store`."""
-        gone = self._settle()
+        self._gone += self._settle()
         if self._writer is not None:
             self._writer.sync()
         self._seal()
-        self._commits += 1
-        write_sums(self._folder, self._commits, sums)
+        write_sums(self._folder, self._commits + 1, sums)
         sync_folder(self._folder)
+
+    def commit(self, now: int) -> None:
+        """See `Store`."""
+        self._commits += 1
         self._index.set_about(
             {"commits": self._commits, "now": now, "next_segment": self._next_segment}
         )
@@ -296,7 +305,13 @@ class DiskStore:
         if self._writer is not None:
             self._writer.close()
         self._writer, self._added = None, 0
-        for number in gone:
+        self._useless += self._gone
+        self._gone = []
+
+    def tidy(self) -> None:
+        """See `Store`."""
+        while self._useless:
+            number = self._useless.pop()
             self._maps.forget(number)
             remove(self._folder / segment_name(number))
 
@@ -304,8 +319,12 @@ class DiskStore:
         """Note the checksums of the values that are new since the last commit."""
         for key in sorted(self._unsealed):
             row = self._index.of_key(key)
-            if row is not None:
-                self._index.seal(row, self._maps.content(*self._place(row)))
+            if row is None:
+                continue
+            place, content = self._place(row), None
+            if self._writer is not None and row.segment == self._writer.number:
+                content = self._writer.content(row.offset, place[-1] * self._kind.dtype.itemsize)
+            self._index.seal(row, self._maps.content(*place) if content is None else content)
         self._unsealed.clear()
 
     def close(self) -> None:

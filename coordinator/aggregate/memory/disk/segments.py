@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from coordinator.aggregate.memory.contract import Float64
 from coordinator.aggregate.memory.errors import ADVICE, MemoryDamaged, MemoryStoreError
 from coordinator.aggregate.memory.values import Held, ValueType
-from coordinator.checksums import checksum_number
+from coordinator.checksums import RunningChecksum, checksum_number
 from edge_sdk.program.files import PlacedFile
 
 ALIGN = 64
@@ -45,19 +45,31 @@ def segment_name(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FileSlot:
-    """Room for one movement's values in a file."""
+    """Room for one movement's values in a file, now or later."""
 
     file: PlacedFile
     start: int
     itemsize: int
+    later: list[tuple[int, int, Held]] | None
+    """Takes positions, starts and read-only values, for the next `flush`; None: all is written at
+    once."""
 
     def put(self, at: int, values: Held) -> None:
         """See `Slot`."""
-        write_at(self.file, values, self.start + at * self.itemsize)
+        position = self.start + at * self.itemsize
+        if self.later is None or values.flags.writeable:
+            write_at(self.file, values, position)
+        else:
+            self.later.append((position, self.start, values))
 
 
 class SegmentWriter:
-    """The segment that the next commit makes durable."""
+    """The segment that the next commit makes durable.
+
+    Values of a type without scales are held as they came. If they are read-only, as those of an
+    upload are, they are written later, when the round has its model, and not within the pass that
+    makes it.
+    """
 
     def __init__(self, folder: Path, number: int) -> None:
         self.number = number
@@ -65,6 +77,9 @@ class SegmentWriter:
         self._file = PlacedFile(self.path, mode=0o600)
         self.size = HEADER.size
         self._file.write_at(HEADER.pack(MAGIC, number), 0)
+        self._later: list[tuple[int, int, Held]] = []
+        self._contents: dict[int, RunningChecksum] = {}
+        """Checksums of movements that were put aside, by their starts, as far as they follow."""
 
     def reserve(self, scales: Float64, values: int, kind: ValueType) -> tuple[int, FileSlot]:
         """Reserve room for a movement: its offset, and the slot for its values."""
@@ -73,10 +88,27 @@ class SegmentWriter:
         if len(scales):
             write_at(self._file, scales, offset)
         self.size = start + values * kind.dtype.itemsize
-        return offset, FileSlot(self._file, start, kind.dtype.itemsize)
+        later = None if kind.scaled else self._later
+        return offset, FileSlot(self._file, start, kind.dtype.itemsize, later)
+
+    def flush(self) -> None:
+        """Write what was put aside, so that it can be read."""
+        later = sorted(self._later, key=lambda part: part[0])
+        self._later.clear()
+        for position, start, values in later:
+            write_at(self._file, values, position)
+            taken = self._contents.setdefault(start, RunningChecksum())
+            if start + taken.size == position:
+                taken.add(np.ascontiguousarray(values).data.cast("B"))
+
+    def content(self, start: int, size: int) -> int | None:
+        """Return the checksum of a movement's values, which take `size` bytes; None: not known."""
+        taken = self._contents.get(start)
+        return None if taken is None or taken.size != size else taken.number
 
     def sync(self) -> None:
         """Wait until all of it is on disk."""
+        self.flush()
         # The last movement may be followed by nothing: the file is as long as the index says.
         self._file.truncate(self.size)
         self._file.sync()

@@ -6,7 +6,7 @@ operators need not be expanded, since those broadcast.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -25,7 +25,7 @@ from edge_sdk.protocol.task.graphs import SLOT_BYTES, SizeTerm, sum_of
 
 PLACEHOLDER = 2 ** (7 * (SLOT_BYTES - 1))
 """The smallest number that takes `SLOT_BYTES` bytes; no layer is so wide."""
-LATER = ("group", "hidden_size")
+LATER = ("channels", "group", "hidden_size")
 """Attributes that may be written into the file later: of convolutions, and of recurrent layers."""
 
 
@@ -39,11 +39,41 @@ class OnnxValue:
     held: Shape
 
 
-class Builder:
-    """Collects ONNX nodes; the same operation requested twice gives the same result."""
+@dataclass(frozen=True, slots=True)
+class WayMaker:
+    """One way to compute a value; see `edge_sdk.protocol.task.graphs.GraphWay`."""
 
-    def __init__(self, plan: ModelPlan, batch_source: str) -> None:
+    name: str
+    make: Callable[[], str]
+    """Adds the nodes and returns the value's name; may raise `NotSymbolicError`."""
+    multiples: tuple[tuple[Size, int], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class MadePlace:
+    """A value with several ways to compute it, behind the first `at` nodes."""
+
+    name: str
+    at: int
+    output: str
+    ways: tuple[tuple[WayMaker, tuple[onnx.NodeProto, ...]], ...]
+
+
+class Builder:
+    """Collects ONNX nodes; the same operation requested twice gives the same result.
+
+    Values that can be computed in several ways keep those that work at full width with a batch of
+    `ways_batch` (`either`); 0: only their first.
+    """
+
+    def __init__(self, plan: ModelPlan, batch_source: str, ways_batch: int = 0) -> None:
         self.plan = plan
+        self.choices: list[MadePlace] = []
+        self._ways_batch = ways_batch
+        self.trains = bool(ways_batch)
+        """The graph is one for training alone; others also go to other runtimes."""
+        self._inside = False
+        self._count = 0
         self._batch_source = batch_source
         self.nodes: list[onnx.NodeProto] = []
         self.initializers: dict[str, onnx.TensorProto] = {}
@@ -68,15 +98,58 @@ class Builder:
                 raise NotSymbolicError(f"ONNX needs a fixed number for {name!r} of {operator}")
         key = (operator, inputs, outputs, repr(sorted(attributes.items())))
         if key not in self._made:
-            stem = f"v{len(self.nodes)}"
+            stem, self._count = f"v{self._count}", self._count + 1
             names = (stem,) if outputs == 1 else tuple(f"{stem}_{i}" for i in range(outputs))
             self.nodes.append(helper.make_node(operator, inputs, names, **attributes))
             self._made[key] = names
         return self._made[key]
 
+    def either(self, place: str, *ways: WayMaker) -> str:
+        """Add a value that can be computed in several ways, the first by default.
+
+        `place` names it for people; a number is added where the name is taken. A further way that
+        needs a fixed number where a size follows the widths is left out, and one that does not
+        even work at full width.
+        """
+        first, *others = ways
+        atoms, batch = [axis.atoms for axis in self.plan.axes], self._ways_batch
+        others = [
+            way
+            for way in others
+            if batch and not any(as_term(size).value(atoms, batch) % n for size, n in way.multiples)
+        ]
+        if not others:
+            return first.make()
+        nodes, made = self.nodes, self._made
+        output, self._count = f"v{self._count}", self._count + 1
+        found = []
+        try:
+            for number, way in enumerate((first, *others)):
+                # What another way makes is not there if that one is not chosen.
+                self.nodes, self._made, self._inside = [], dict(made), number > 0
+                try:
+                    name = way.make()
+                except NotSymbolicError:
+                    if way is first:
+                        raise
+                    continue
+                self.nodes.append(helper.make_node("Identity", [name], [output]))
+                found.append((way, tuple(self.nodes)))
+        finally:
+            self.nodes, self._made, self._inside = nodes, made, False
+        if len(found) == 1:
+            self.nodes += found[0][1]
+            return output
+        taken = {choice.name for choice in self.choices}
+        named, more = place, 2
+        while named in taken:
+            named, more = f"{place} {more}", more + 1
+        self.choices.append(MadePlace(named, len(self.nodes), output, tuple(found)))
+        return output
+
     def _placeholder(self, size: SizeTerm) -> int:
         """Return the number that stands for a size which is written into the file later."""
-        if size.any_batch:
+        if size.any_batch and not self._inside:
             raise NotSymbolicError("the width of a layer depends on the batch")
         self.placeholders.setdefault(size, PLACEHOLDER + len(self.placeholders))
         return self.placeholders[size]

@@ -101,6 +101,7 @@ def test_onnx_is_held_to_the_arithmetic_where_torch_is(
             onnx_quartiles_ms=(2.0, 2.0),
             onnx_over_torch=2.0,
             onnx_over_macs=3.0,
+            ways=None,
         )
         for level in LEVELS
     ]

@@ -257,7 +257,10 @@ class Worlds:
 
 
 class ScriptedDevice:
-    """Answers rounds with `level(round)`; its movement is `value` everywhere."""
+    """Answers rounds with `level(round)`; its movement is `value` everywhere.
+
+    An opening that a coordinator repeats, because it was restarted, is answered again.
+    """
 
     def __init__(
         self,
@@ -268,12 +271,15 @@ class ScriptedDevice:
         level: Callable[[int], float | None] = lambda _: 1.0,
         keeps_copy: bool = False,
         sends: bool = True,
+        bids: bool = True,
         session: int = 1,
     ) -> None:
         self.world, self.name, self.value, self.level = world, name, value, level
         self.keeps_copy = keeps_copy
         self.sends = sends
         """False: movements are made but not offered."""
+        self.bids = bids
+        """False: openings are heard but not answered."""
         self.heard: list[ControlMessage] = []
         self.movements: dict[int, Movement] = {}
         self.fetched: dict[int, tuple[Blocks, dict[str, Array]]] = {}
@@ -311,9 +317,11 @@ class ScriptedDevice:
         match message:
             case TaskNotice():
                 self.notice = message
-            case RoundOpen() if message.round not in self.opened and not message.by_invitation:
+            case RoundOpen() if message.round not in self.movements and not message.by_invitation:
+                again = message.round in self.opened
                 self.opened[message.round] = message
-                self._bid(message)
+                if self.bids and not (again and message.round < max(self.opened)):
+                    self.bid(message)
             case Assignment() if message.round not in self.movements:
                 self._train(self.opened[message.round], message)
             case Credit() if message.upload in self.outgoing:
@@ -328,7 +336,8 @@ class ScriptedDevice:
             case _:
                 pass
 
-    def _bid(self, opened: RoundOpen) -> None:
+    def bid(self, opened: RoundOpen) -> None:
+        """Answer an opening."""
         level = self.level(opened.round)
         age = None if self.copy is None else opened.round - self.copy.round
         replays = level is None and age is not None and age <= opened.replay_within

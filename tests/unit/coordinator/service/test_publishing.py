@@ -124,11 +124,11 @@ def test_equal_chunks_go_out_once_and_old_ones_are_cleared(publisher: Make) -> N
     again = publish(made, 1, 0.0)
     assert len(link.sent) == first
     publish(made, 2, 0.5)
-    made.keep_models([1, 2])
+    made.clear(made.keep_models([1, 2]))
     assert set(link.retained) == {TOPICS.chunk(hash) for hash in store}
     blocks, _ = unpack_model(PLAN, again.index, PLAN.all_groups(), store)
     assert np.array_equal(blocks.values, PLAN.flatten(saved_model().weights))
-    made.keep_models([2])
+    made.clear(made.keep_models([2]))
     assert set(link.retained) == {TOPICS.chunk(hash) for hash in store}
     with pytest.raises(MessageError, match="missing"):
         unpack_model(PLAN, again.index, PLAN.all_groups(), store)
@@ -142,7 +142,7 @@ def test_what_an_earlier_process_left_on_the_broker_is_cleared(publisher: Make) 
     store.close()  # a crash: nothing was cleared
     again, _, store = publisher(link)
     publish(again, 1, 0.5)
-    again.keep_models([1])
+    again.clear(again.keep_models([1]))
     assert set(link.retained) == {TOPICS.chunk(hash) for hash in store}
 
 
@@ -198,7 +198,7 @@ def test_version_that_is_published_twice_leaves_nothing_behind(publisher: Make) 
     made, _, store = publisher(link)
     for shift in (0.0, 0.0, 0.5):
         publish(made, 1, shift)
-    made.keep_models([])
+    made.clear(made.keep_models([]))
     assert len(store) == 0
     assert not link.retained
 
@@ -237,12 +237,13 @@ def test_version_made_of_what_changed_is_the_version_made_anew(publisher: Make, 
         now.commit(movement, [])
         changed = find_packs(PLAN).of_submodel(PLAN, PLAN.choose(groups))
         assert 0 < len(changed) < len(find_packs(PLAN))
-        last = made.publish_model(
+        last, new = made.pack_model(
             PLAN, version, now.serve(), now.buffers, since=last, changed=changed
         )
-        made.keep_models([version])
+        made.send(new)
+        made.clear(made.keep_models([version]))
         whole = anew.publish_model(PLAN, version, now.serve(), now.buffers)
-        anew.keep_models([version])
+        anew.clear(anew.keep_models([version]))
         assert last == whole
         assert {name: store[name] for name in store} == {name: other[name] for name in other}
 
@@ -280,7 +281,7 @@ def test_statistics_replace_the_last_ones_and_outlive_versions(publisher: Make) 
     assert set(link.retained) - model == {TOPICS.chunk(hash) for hash in old.chunks}
     new = made.publish_statistics(b"new" * 1000)
     publish(made, 1, 1.0)
-    made.keep_models([1])
+    made.clear(made.keep_models([1]))
     assert {TOPICS.chunk(hash) for hash in new.chunks} < set(link.retained)
     assert not {TOPICS.chunk(hash) for hash in old.chunks} & set(link.retained)
     assert made.publish_statistics(b"new" * 1000) == new  # the same once more

@@ -32,7 +32,6 @@ from edge_sdk.protocol.messages.round import (
 )
 from edge_sdk.protocol.messages.survey import Survey, SurveyFinding
 from edge_sdk.protocol.messages.transfer import Complaint
-from tests.messages import make_opening
 from tests.unit.coordinator.service.service_world import (
     TOPICS,
     ScriptedDevice,
@@ -94,7 +93,7 @@ def expect_the_same(worlds: Worlds, config: RoundsConfig, play: Play) -> None:
         world = worlds.make(config, str(crashes))
         play(world, crashes)
         assert world.service.finished
-        taught = [line["levels"] for line in world.history]
+        taught = [line["levels"] for line in world.history if "levels" in line]
         digests.append((world.service.model.digest, taught))
         world.stop()
         assert os.listdir(world.folder / MOVEMENTS) == []
@@ -164,21 +163,6 @@ def test_receipt_that_was_lost_with_the_process_is_given_without_an_upload(world
     (receipt,) = a.heard[before:]
     assert a.receipts[-1] == (1, "kept")
     assert receipt == a.heard[-1]
-
-
-def test_round_without_assignments_is_void_and_the_next_is_opened(worlds: Worlds) -> None:
-    world = worlds.make(config_of("ra-fed", min_devices=2))
-    a = world.add("a")
-    world.add("b").opened[1] = make_opening()  # it never bids in round 1
-    world.settle()
-    assert world.state.phase is RoundPhase.BIDDING
-    world.crash()
-    world.start()
-    assert not world.service.course.resumed
-    world.settle()
-    world.wait(11)
-    assert world.service.finished
-    assert a.verdicts == [(2, "counted"), (3, "counted"), (4, "counted")]
 
 
 def test_resumed_round_is_retained_again_and_its_devices_hear_their_groups(worlds: Worlds) -> None:
@@ -270,8 +254,9 @@ def test_late_movement_for_memory_outlives_a_round_without_assignments(
         for _ in range(2 if crashes else 0):
             world.crash()
             world.start()
-            assert not world.service.course.resumed
+            assert world.service.course.resumed
             assert world.state.late == {("slow", 1)}
+            world.settle()
         world.wait(11)  # round 2 has too few offers
         assert world.state.round == 3
         world.wait(101)
@@ -493,6 +478,236 @@ def test_open_round_is_forgotten_when_the_run_goes_back(worlds: Worlds) -> None:
     world.settle()
     assert world.state.round == 3
     world.stop()
+
+
+# -- a round that is bid for -----------------------------------------------------------------------
+
+
+def rounds_bid_for(worlds: Worlds, config: RoundsConfig, *, crashes: bool) -> World:
+    """Five devices; in every round they hear the opening, and bid only when the coordinator was
+    ended, or when it would have been."""
+    world = worlds.make(config, f"crashes-{crashes}")
+    devices = [world.add(each, value=0.1 * n, bids=False) for n, each in enumerate("abcde", 1)]
+    world.settle()
+    while not world.service.finished:
+        round, asked = world.state.round, set(world.state.selected)
+        assert world.state.phase is RoundPhase.BIDDING
+        if crashes:
+            world.restart()
+            assert world.service.course.resumed
+            assert (world.state.round, world.state.phase) == (round, RoundPhase.BIDDING)
+            assert world.state.selected == asked
+        for device in devices:
+            if round in device.opened:
+                device.bid(device.opened[round])
+        world.settle()
+    return world
+
+
+@pytest.mark.parametrize("rule", RULE_NAMES)
+@pytest.mark.parametrize("changes", [{}, {"participants": 2}, {"participants": 3}])
+@pytest.mark.parametrize("select", ["before", "after"])
+def test_round_that_was_bid_for_has_the_same_number_devices_and_draws(
+    worlds: Worlds, rule: str, changes: dict[str, Any], select: str
+) -> None:
+    masks = make_masks("random")
+    config = replace(config_of(rule, min_devices=5, select=select, **changes), masks=masks)
+    calm = rounds_bid_for(worlds, config, crashes=False)
+    disturbed = rounds_bid_for(worlds, config, crashes=True)
+    assert disturbed.service.model.digest == calm.service.model.digest
+    for one, other in zip(calm.history, disturbed.history, strict=True):
+        assert (one["round"], one["devices"]) == (other["round"], other["devices"])
+
+
+def test_draw_is_not_repeated_among_the_devices_that_came_back(worlds: Worlds) -> None:
+    """The others may be on their way; those who were asked are asked again."""
+    config = config_of("ra-fed", min_devices=6, participants=2, select="before")
+    world = worlds.make(config)
+    devices = {name: world.add(name, bids=False) for name in "abcdef"}
+    world.settle()
+    asked = set(world.state.selected)
+    for name in asked:
+        world.leave(devices[name])
+    world.crash()
+    world.broker.stop()
+    world.broker.start(keep_retained=False)
+    world.start()
+    world.settle()
+    again = [world.add(name, session=2, bids=False) for name in sorted(asked)]
+    world.settle()
+    assert world.state.selected == asked
+    for device in again:
+        device.bid(device.opened[1])
+    world.settle()
+    assert {each["device"] for each in world.history[0]["devices"]} == asked
+
+
+def test_resumed_round_waits_for_as_many_devices_as_a_round_needs(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=2))
+    one, other = world.add("a", bids=False), world.add("b", bids=False)
+    world.settle()
+    world.crash()
+    for device in (one, other):
+        world.leave(device)
+    world.broker.run()
+    world.broker.stop()
+    world.broker.start(keep_retained=False)
+    world.start()
+    world.add("a", session=2)
+    world.settle()
+    world.wait(1000)
+    assert (world.state.round, world.state.phase) == (1, RoundPhase.BIDDING)
+    world.add("b", session=2, bids=False)
+    world.settle()
+    assert world.state.phase is RoundPhase.BIDDING
+    world.wait(11)  # the time for bids began when the second came
+    assert world.history[0]["round"] == 1
+    assert [each["device"] for each in world.history[0]["devices"]] == ["a"]
+
+
+def test_paused_run_does_not_wait_for_devices_to_return(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=2))
+    one, other = world.add("a", bids=False), world.add("b", bids=False)
+    world.settle()
+    world.service.helm.pause("anna")
+    world.crash()
+    for device in (one, other):
+        world.leave(device)
+    world.broker.run()
+    world.start()
+    world.settle()
+    world.wait(11)
+    assert world.service.course.idle
+    assert not (world.folder / ROUND).exists()
+
+
+def test_void_round_is_not_resumed(worlds: Worlds) -> None:
+    world = worlds.make(config_of("ra-fed", min_devices=2, min_participants=2))
+    world.add("a")
+    other = world.add("b", bids=False)
+    world.settle()
+    world.leave(other)
+    world.wait(11)
+    assert (world.state.round, world.state.phase) == (1, RoundPhase.WAITING)
+    assert not (world.folder / ROUND).exists()
+    world.restart()
+    assert not world.service.course.resumed
+    world.add("b", session=2)
+    world.settle()
+    assert [line["round"] for line in world.history] == [2, 3, 4]
+
+
+def test_replay_that_came_while_others_bid_is_counted_by_the_next_process(worlds: Worlds) -> None:
+    """Also if its device is gone by then; if it is not, nothing is sent twice."""
+
+    def play(world: World, crashes: bool, *, gone: bool = False) -> None:
+        world.add("a")
+        slow = world.add("slow")
+        copies = world.add("copies", keeps_copy=True, level=lambda n: 1.0 if n == 1 else None)
+        slow.bids = False
+        world.settle()
+        slow.bid(slow.opened[1])
+        world.settle()
+        assert (world.state.round, world.state.phase) == (2, RoundPhase.BIDDING)
+        assert set(world.state.replayed) == {"copies"}
+        if crashes:
+            world.crash()
+            if gone:
+                world.leave(copies)
+                world.broker.run()
+            world.start()
+            assert set(world.state.replayed) == {"copies"}
+            world.settle()
+        slow.bid(slow.opened[2])
+        world.settle()
+        world.wait(11)
+        assert world.history[1]["round"] == 2
+        replayed = [each["device"] for each in world.history[1]["devices"] if each["replayed"]]
+        assert replayed == ["copies"]
+
+    masks = make_masks("random")
+    config = rounds_config(rule=RULES["ccfl-1"](), masks=masks, rounds=2, min_devices=3)
+    expect_the_same(worlds, config, play)
+    world = worlds.make(config, "gone")
+    play(world, True, gone=True)
+    calm = worlds.make(config, "False")
+    assert world.service.model.digest == calm.service.model.digest
+
+
+def test_settings_of_a_round_that_was_bid_for_are_those_of_its_opening(worlds: Worlds) -> None:
+    def play(world: World, crashes: bool) -> None:
+        devices = [world.add(name, bids=False) for name in "ab"]
+        world.settle()
+        world.service.helm.change("learning_rate", 0.5, "anna")
+        if crashes:
+            world.restart()
+            world.restart()
+        while not world.service.finished:
+            for device in devices:
+                device.bid(device.opened[world.state.round])
+            world.settle()
+        rates = [device.opened[n].local_rule.learning_rate for n in (1, 2, 3)]
+        assert rates == [0.1, 0.5, 0.5]
+
+    expect_the_same(worlds, config_of("ram-fed"), play)
+
+
+def test_round_that_nobody_began_is_void_under_other_terms(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    world = worlds.make(config_of("ra-fed"))
+    devices = [world.add(name, bids=False) for name in "ab"]
+    world.settle()
+    world.crash()
+    world.machine = replace(config_of("ra-fed"), steps=7)
+    world.start()
+    assert not world.service.course.resumed
+    assert "so round 1 is void" in caplog.text
+    world.settle()
+    assert world.state.round == 2
+    assert devices[0].opened[2].steps == 7
+
+
+def test_device_that_is_quarantined_while_others_bid_is_not_asked_by_the_next_process(
+    worlds: Worlds,
+) -> None:
+    def play(world: World, crashes: bool) -> None:
+        devices = [world.add(name, value=0.1 * n, bids=False) for n, name in enumerate("abc", 1)]
+        world.settle()
+        world.service.helm.quarantine("b", "it is loud", "anna")
+        world.settle()
+        if crashes:
+            world.restart()
+        assert world.state.selected == {"a", "c"}
+        while not world.service.finished:
+            round = world.state.round
+            for device in devices:
+                if round in device.opened:
+                    device.bid(device.opened[round])
+            world.settle()
+
+    expect_the_same(worlds, config_of("ram-fed"), play)
+
+
+def test_crash_between_journal_and_counters_opens_the_same_round(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds.make(config_of("ra-fed"))
+    world.add("a", bids=False)
+    world.settle()
+
+    def crashes(*_: Any) -> None:
+        raise OSError(5, "the process ends here")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "note_journal", crashes)
+        world.add("b", bids=False)
+        with pytest.raises(RunError, match="cannot be written"):
+            world.settle()
+    world.restart()
+    assert world.state.round == 1
+    assert world.state.selected == {"a", "b"}
+    assert world.devices[0].opened.keys() == {1}
 
 
 # -- rounds by invitation ------------------------------------------------------------------------

@@ -147,3 +147,23 @@ def test_broker_table_is_read_again(tmp_path: Path) -> None:
     path.write_text(head + broker_table(settings))
     read = read_config(path).broker
     assert {each.name: getattr(read, each.name) for each in fields(settings)} == asdict(settings)
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+def test_run_has_graphs_for_the_precision_that_it_names(tmp_path: Path, precision: str) -> None:
+    (tmp_path / "t.py").write_text(
+        "import torch\n"
+        "from torch import nn\n"
+        "from coordinator.task.task import make_task\n"
+        "def f():\n"
+        "    model = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))\n"
+        "    return make_task(model, torch.zeros(2, 6), groups=2)\n"
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(
+        f'[task]\nname = "t"\nsource = "t.py:f"\n[run]\nfolder = "run"\nprecision = "{precision}"\n'
+    )
+    with open_run(read_config(path)) as run:
+        kinds = {each.kind for each in run.task.manifest.graphs}
+    assert ("gradient-fp16" in kinds) == (precision == "fp16")
+    assert "gradient" in kinds

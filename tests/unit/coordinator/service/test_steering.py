@@ -23,7 +23,7 @@ from coordinator.run.folder import Run
 from coordinator.run.steering import stopped
 from coordinator.run.steering.audit import AUDIT, read_audit
 from coordinator.run.steering.orders import STEERING, read_steered
-from edge_sdk.protocol.messages.round import Receipt, RoundOpen
+from edge_sdk.protocol.messages.round import Bid, Receipt, RoundClosed, RoundOpen
 from edge_sdk.protocol.messages.survey import Survey
 from tests.unit.coordinator.service.service_world import (
     TOPICS,
@@ -148,10 +148,10 @@ def test_order_that_cannot_be_carried_out_ends_the_process_and_the_next_carries_
     world.add("a", sends=False), world.add("b", sends=False)
     world.settle()
 
-    def fail(_round: int) -> None:
+    def fail(*_: object) -> None:
         raise error
 
-    monkeypatch.setattr(world.service._parts.store, "note_opened", fail)
+    monkeypatch.setattr(world.service._parts.store, "open_round", fail)
     with pytest.raises(type(error)):
         world.service.helm.resume(ANNA)
     with pytest.raises(RunError):
@@ -587,6 +587,23 @@ def test_quarantined_device_is_out_of_the_open_round_and_of_later_ones(
     assert [each["device"] for each in world.service.helm.quarantined()] == ["b"]
     third.send(3)
     assert sorted(world.state.selected) == ["a", "c"]
+
+
+def test_bids_for_a_closed_round_are_answered_after_a_restart_in_a_pause(worlds: Worlds) -> None:
+    """Also those of a quarantined device: its movement counted."""
+    world = in_round(worlds)
+    world.service.helm.pause(ANNA)
+    send(world, 1)
+    world.service.helm.quarantine("a", "noisy", ANNA)
+    world.restart()
+    assert phase(world) is RoundPhase.WAITING
+    run = world.run.about.run
+    for device in world.devices:
+        device.heard.clear()
+        device.tell(Bid(device=device.name, round=1, level=1.0, reason="again", run=run))
+    world.settle()
+    for device in world.devices:
+        assert device.heard == [RoundClosed(round=1, run=run)]
 
 
 def test_quarantine_refuses_what_it_does_not_know(worlds: Worlds) -> None:

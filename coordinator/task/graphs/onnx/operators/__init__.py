@@ -7,6 +7,7 @@ or values.
 from coordinator.task.graphs.onnx.operators import (
     convolutions,
     indexing,
+    norms,
     pointwise,
     pooling,
     products,
@@ -20,6 +21,7 @@ __all__ = [
     "HANDLERS",
     "convolutions",
     "indexing",
+    "norms",
     "pointwise",
     "pooling",
     "products",

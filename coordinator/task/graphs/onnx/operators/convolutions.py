@@ -6,13 +6,23 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
+
 from coordinator.task.graphs.errors import GraphCompileError
-from coordinator.task.graphs.onnx.builder import Builder, OnnxValue
+from coordinator.task.graphs.onnx.builder import Builder, OnnxValue, WayMaker
+from coordinator.task.graphs.onnx.operators.blocked import (
+    blocked_convolution,
+    blocked_weight_gradient,
+    can_be_blocked,
+    depthwise_weight_gradient,
+    is_depthwise,
+)
 from coordinator.task.graphs.onnx.operators.registry import (
     fixed,
     handles,
     reduced,
     result,
+    spec_of,
 )
 from coordinator.task.graphs.symbols import Operation, Size, as_term, multiply
 
@@ -33,11 +43,51 @@ def _convolution_attributes(step: Operation) -> dict[str, Any]:
     }
 
 
+def _place(step: Operation, what: str) -> str:
+    """Name a value for people."""
+    return f"{step.module or 'model'} {what}"
+
+
+def _has_blocks(a: dict[str, Any], attributes: dict[str, Any]) -> bool:
+    """True if the convolution can be computed in blocks of channels, and may gain from it.
+
+    One without neighbours is a matrix product, which needs no other layout.
+    """
+    groups = attributes["group"]
+    weight = a["weight"]
+    return (
+        len(weight.shape) == 4
+        and weight.shape[2:] != (1, 1)
+        and weight.dtype is torch.float32
+        and set(attributes["dilations"]) == {1}
+        and (is_depthwise(weight.shape, groups) if groups != 1 else can_be_blocked(weight.shape))
+    )
+
+
 @handles("convolution")
 def _convolution(builder: Builder, step: Operation) -> OnnxValue:
     a = step.arguments
-    names = [builder.full(a[key]) for key in ("input", "weight", "bias") if a[key] is not None]
-    return result(step, builder.emit("Conv", *names, **_convolution_attributes(step)))
+    attributes = _convolution_attributes(step)
+
+    def plain() -> str:
+        names = [builder.full(a[key]) for key in ("input", "weight", "bias") if a[key] is not None]
+        return builder.emit("Conv", *names, **attributes)
+
+    ways = [WayMaker("conv", plain)]
+    if _has_blocks(a, attributes):
+        ways.append(
+            blocked_convolution(
+                builder,
+                a["input"],
+                a["weight"],
+                a["bias"],
+                spec_of(step).shape,
+                attributes["strides"],
+                attributes["pads"],
+                depthwise=attributes["group"] != 1,
+            )
+        )
+    return result(step, builder.either(_place(step, "forward"), *ways))
 
 
 @handles("convolution_backward")
@@ -48,13 +98,53 @@ def _convolution_backward(builder: Builder, step: Operation) -> tuple[OnnxValue 
     wanted = a["output_mask"]
     found: list[OnnxValue | None] = [None, None, None]
     if wanted[0]:
-        found[0] = result(step, _input_gradient(builder, a, attributes), 0)
+        ways = _input_gradients(builder, a, attributes)
+        found[0] = result(step, builder.either(_place(step, "input gradient"), *ways), 0)
     if wanted[1]:
-        found[1] = result(step, _weight_gradient(builder, a, attributes), 1)
+        ways = _weight_gradients(builder, a, attributes)
+        found[1] = result(step, builder.either(_place(step, "weight gradient"), *ways), 1)
     if wanted[2]:
         axes = [0, *range(2, len(grad.shape))]
         found[2] = result(step, reduced(builder, "ReduceSum", builder.full(grad), axes), 2)
     return tuple(found)
+
+
+def _input_gradients(
+    builder: Builder, a: dict[str, Any], attributes: dict[str, Any]
+) -> list[WayMaker]:
+    """Return ways to compute the gradient of the input, the default first."""
+    grad, weight = a["grad_output"], a["weight"]
+    transposed = WayMaker("transposed", lambda: _input_gradient(builder, a, attributes))
+    strides, pads, rank = attributes["strides"], attributes["pads"], len(weight.shape) - 2
+    if set(strides) != {1} or set(attributes["dilations"]) != {1}:
+        return [transposed]
+    kernel = fixed(weight.shape[2:], "a kernel's size")
+    rest = [size - 1 - pad for size, pad in zip(kernel * 2, pads, strict=True)]
+    if set(kernel) == {1} and not any(pads) and attributes["group"] == 1:
+
+        def pointwise() -> str:
+            swapped = builder.emit(
+                "Transpose", builder.full(weight), perm=[1, 0, *range(2, rank + 2)]
+            )
+            return builder.emit("Conv", builder.full(grad), swapped)
+
+        return [WayMaker("conv", pointwise)]
+    ways = [transposed]
+    if _has_blocks(a, attributes) and min(rest) >= 0:
+        ways.append(
+            blocked_convolution(
+                builder,
+                grad,
+                weight,
+                None,
+                a["input"].shape,
+                strides,
+                rest,
+                depthwise=attributes["group"] != 1,
+                backwards=True,
+            )
+        )
+    return ways
 
 
 def _input_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
@@ -89,15 +179,70 @@ ENOUGH_ROWS = 12
 """Rows of a matrix, at full width, that make a product worth its overhead."""
 
 
-def _weight_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
-    """Compute the weight gradient as a convolution or, where faster, as matrix products."""
+def _weight_gradients(
+    builder: Builder, a: dict[str, Any], attributes: dict[str, Any]
+) -> list[WayMaker]:
+    """Return ways to compute the gradient of the weight, the default first."""
     kernel = fixed(a["weight"].shape[2:], "a kernel's size")
-    if attributes["group"] == 1 and math.prod(kernel) <= UNFOLDED_TAPS:
-        return _weight_gradient_by_products(builder, a, attributes, kernel)
-    return _weight_gradient_by_convolution(builder, a, attributes)
+    convolved = WayMaker("conv", lambda: _weight_gradient_by_convolution(builder, a, attributes))
+    blocked: list[WayMaker] = []
+    if _has_blocks(a, attributes):
+        gradient = (
+            depthwise_weight_gradient if attributes["group"] != 1 else blocked_weight_gradient
+        )
+        sides = attributes["strides"], attributes["pads"]
+        blocked = [gradient(builder, a["input"], a["grad_output"], kernel, *sides)]
+    if attributes["group"] != 1 or math.prod(kernel) > UNFOLDED_TAPS:
+        return [convolved, *blocked]
+    products = WayMaker("products", lambda: _by_products(builder, a, attributes, kernel))
+    samples = WayMaker("samples", lambda: _by_samples(builder, a, attributes, kernel))
+    return [samples, products] if math.prod(kernel) == 1 else [products, samples, *blocked]
 
 
-def _weight_gradient_by_products(
+def _weight_gradient(builder: Builder, a: dict[str, Any], attributes: dict[str, Any]) -> str:
+    return _weight_gradients(builder, a, attributes)[0].make()
+
+
+def _by_samples(
+    builder: Builder, a: dict[str, Any], attributes: dict[str, Any], kernel: list[int]
+) -> str:
+    """Multiply within every sample, and add up: nothing is transposed.
+
+    Narrow inputs are seen by all kernel positions at once.
+    """
+    x, grad = a["input"], a["grad_output"]
+    rank = len(kernel)
+    image, pads = builder.full(x), attributes["pads"]
+    if any(pads):
+        image = builder.emit("Pad", image, builder.ints([0, 0, *pads[:rank], 0, 0, *pads[rank:]]))
+    signal = builder.emit("Reshape", builder.full(grad), builder.ints([0, 0, -1]))
+    out = fixed(grad.shape[2:], "an image's size")
+    blocks = [image]
+    if math.prod(kernel) > 1 or set(attributes["strides"]) != {1}:
+        for axis in reversed(range(rank)):
+            blocks = [
+                _seen(builder, block, axis, at, out, attributes)
+                for at in range(kernel[axis])
+                for block in blocks
+            ]
+    if _full_size(builder, x.shape[1]) < ENOUGH_ROWS:
+        blocks = [_joined(builder, blocks, 1)]
+    parts = []
+    for block in blocks:
+        matrix = builder.emit("Reshape", block, builder.ints([0, 0, -1]))
+        matrix = builder.emit("Transpose", matrix, perm=[0, 2, 1])
+        product = builder.emit("MatMul", signal, matrix)
+        parts.append(builder.emit("ReduceSum", product, builder.ints([0]), keepdims=0))
+    if math.prod(kernel) == 1:
+        return builder.emit("Reshape", parts[0], builder.ints([0, 0, *kernel]))
+    name = builder.emit(
+        "Reshape", _joined(builder, parts, 1), builder.ints([0, math.prod(kernel), -1])
+    )
+    name = builder.emit("Transpose", name, perm=[0, 2, 1])
+    return builder.emit("Reshape", name, builder.ints([0, 0, *kernel]))
+
+
+def _by_products(
     builder: Builder, a: dict[str, Any], attributes: dict[str, Any], kernel: list[int]
 ) -> str:
     """Multiply the input seen by every kernel position with the gradient.

@@ -232,8 +232,14 @@ def _near_one(builder: Builder, step: Operation) -> OnnxValue:
 @handles("clamp", "clamp.Tensor", "hardtanh", "clamp_min", "clamp_max", "relu6")
 @handles("clamp_min.Tensor", "clamp_max.Tensor")
 def _clamp(builder: Builder, step: Operation) -> OnnxValue:
-    a = step.arguments
+    a, spec = step.arguments, spec_of(step)
     value = a["self"]
+    bounds = [a.get("min", a.get("min_val")), a.get("max", a.get("max_val"))]
+    numbers = [bound for bound in bounds if isinstance(bound, (int, float))]
+    if len(numbers) == 2 and spec.dtype.is_floating_point:
+        names = (builder.scalar(bound, spec.dtype) for bound in numbers)
+        name, held = _operand(builder, value, spec.dtype)
+        return OnnxValue(builder.emit("Clip", name, *names), spec.shape, spec.dtype, held)
     for bound, operator in (("min", "Max"), ("min_val", "Max"), ("max", "Min"), ("max_val", "Min")):
         if a.get(bound) is not None:
             value = _pointwise(builder, step, operator, value, a[bound])

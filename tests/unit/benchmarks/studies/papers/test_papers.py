@@ -249,6 +249,7 @@ def test_no_run_begins_after_the_time_is_up() -> None:
     [
         ((80, 81, 82), (75, 76, 77.5), {}, "reproduced", "paper +5.0, here +4.8 ± 0.3"),
         ((80, 81, 82), (79, 83, 80), {}, "within the noise", "here +0.3 ± 2.1"),
+        ((80, 81), (79.96, 80.96), {}, "within the noise", "here +0.0 ± 0.0"),
         ((80, 80, 80), (82, 82, 83), {}, "not reproduced", "here -2.3 ± 0.6"),
         ((80,), (82,), {}, "not as claimed", "here -2.0, 1 seed:"),
         ((83,), (82,), {}, "as claimed", "here +1.0, 1 seed:"),

@@ -66,6 +66,44 @@ def test_uncommitted_changes_are_lost_and_their_files_deleted(folder: Path) -> N
     memory.close()
 
 
+def test_prepared_changes_are_lost_and_committed_ones_are_not(folder: Path) -> None:
+    memory = open_disk(folder)
+    before = memory.total.copy()
+    memory.advance(2)
+    memory.write([movement("ada", 2, ALL, 3), movement("bob", 2, [0, 5], 4)])
+    memory.prepare()
+    after = memory.total.copy()
+    memory.close()
+    memory = open_disk(folder)
+    assert (memory.now, memory.total.tolist()) == (1, before.tolist())
+    memory.advance(2)
+    memory.write([movement("ada", 2, ALL, 3), movement("bob", 2, [0, 5], 4)])
+    memory.prepare()
+    memory.commit(tidy=False)
+    segments = sorted(path.name for path in folder.glob("segment-*"))
+    assert segments == ["segment-1.bin", "segment-2.bin"]
+    memory.close()
+    memory = open_disk(folder)  # as after a kill before it was tidied
+    assert (memory.now, memory.total.tolist()) == (2, after.tolist())
+    assert [path.name for path in folder.glob("segment-*")] == ["segment-2.bin"]
+    memory.close()
+
+
+def test_change_after_preparing_is_prepared_too(folder: Path) -> None:
+    memory = open_disk(folder)
+    memory.advance(2)
+    memory.write([movement("ada", 2, ALL, 3)])
+    memory.prepare()
+    memory.write([movement("bob", 2, [1, 5], 4)])
+    memory.commit()
+    total = memory.total.copy()
+    memory.close()
+    memory = open_disk(folder)
+    assert memory.total.tolist() == total.tolist()
+    assert memory.rounds("bob")[[0, 1, 5]].tolist() == [1, 2, 2]
+    memory.close()
+
+
 def test_folder_open_in_another_process_is_refused(folder: Path) -> None:
     memory = open_disk(folder)
     code = (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 
 import psutil
@@ -91,8 +91,9 @@ class Mortal(ProcessEngine):
             def fatal(cohort: Cohort) -> PendingCohort:
                 pending = submit(cohort)
                 for each in psutil.Process().children():
-                    if any("spawn_main" in word for word in each.cmdline()):
-                        each.kill()
+                    with suppress(psutil.NoSuchProcess):  # or a zombie: it is killed already
+                        if any("spawn_main" in word for word in each.cmdline()):
+                            each.kill()
                 return pending
 
             yield fatal

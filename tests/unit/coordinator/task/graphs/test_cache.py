@@ -159,6 +159,7 @@ def test_key_differs_with_all_that_graphs_follow_from() -> None:
         key_of(task, sizes=(16,)),
         cache_key(task, (1.0,), (8,), distillation=True),
         cache_key(task, (1.0,), (8,), class_masks=True),
+        cache_key(task, (1.0,), (8,), half=True),
         key_of(task_of(middle=nn.Tanh)),  # same plan, another program
         key_of(task_of(width=6)),
         key_of(task_of(groups=4)),

@@ -106,11 +106,11 @@ def test_parent_without_torch_gets_the_same_model(tasks: Path) -> None:
 
 @pytest.mark.usefixtures("importable")
 def test_child_passes_buffers_on_and_makes_the_graphs_a_rule_needs(tasks: Path) -> None:
-    wanted = ["--level=1.0", "--distillation", "--class-masks"]
+    wanted = ["--level=1.0", "--distillation", "--class-masks", "--half"]
     assert child.main(["my_tasks:normalised", "out", *wanted]) == 0
     model = read_model(tasks / "out")
     masked = {entry.kind for entry in model.manifest.graphs if "classes" in entry.input_names}
-    assert masked == {"gradient", "distillation"}
+    assert masked == {"gradient", "distillation", "gradient-fp16"}
     torch.manual_seed(3)
     mean = torch.empty(4).uniform_(-1, 1)
     np.testing.assert_array_equal(model.buffers["1.running_mean"], mean.numpy())

@@ -27,6 +27,11 @@ ENCODER = {
     for part, atoms in (("self_attn", 4), ("linear1", 24))
 }
 
+MOBILENET = {
+    **{"0": 32, "3.block.0": 128, "4.block.0": 128, "4.block.6": 64},
+    **{"5.block.0": 256, "6.block.0": 256, "6.block.6": 96, "7": 256},
+}
+
 AXES: dict[str, dict[str, int]] = {
     "mlp": {"1": 200, "3": 200},
     "mlp-200": {"1": 200},
@@ -37,6 +42,10 @@ AXES: dict[str, dict[str, int]] = {
     "cnn": {"0": 32, "3": 64, "7": 128},
     # 64 channels behind "11" go through a convolution with 8 groups: 8 atoms
     "depthwise-cnn": {"0": 16, "5": 32, "11": 8},
+    "cnn-5x5": {"0": 32, "3": 64, "7": 512},
+    "separable-cnn": {"0": 32, "6": 64, "12": 128, "18": 128},
+    # a stream of channels for each width, the inside of each block, and the head
+    "mobilenet": MOBILENET,
     "text": {"embedding": 64, "hidden": 64},
     "news": {"embedding": 64, "hidden": 64},
     "sensor-cnn": {"0": 32, "3": 64, "7": 64},

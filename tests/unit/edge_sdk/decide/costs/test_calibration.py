@@ -282,6 +282,7 @@ def kept(**changes: Any) -> KeptCosts:
         system="Linux aarch64",
         cores=4.0,
         power_mode="MAXN",
+        graphs="cd" * 32,
     )
     whole = KeptCosts(
         machine=machine,

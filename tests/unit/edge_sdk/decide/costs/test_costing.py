@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,15 @@ pytest.importorskip("torch", reason="needs torch: a task is compiled")
 
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task
+from edge_sdk.data.arrays import Batch
 from edge_sdk.decide.costs.costing import Costing
 from edge_sdk.decide.costs.model import Known
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Cpu, MemoryState, Snapshot
-from edge_sdk.protocol.errors import TrainingError
+from edge_sdk.protocol.errors import GraphError, TrainingError
+from edge_sdk.protocol.task.graphs import GraphPlace, GraphWay
+from edge_sdk.train.backend import Job
+from edge_sdk.train.tuning import Tuned
 from tests.unit.edge_sdk.decide.costs import test_calibration as calibrations
 
 LEVELS = (1.0, 0.5, 0.25)
@@ -205,3 +210,105 @@ def test_nothing_is_measured_while_the_device_may_not_train(world: World) -> Non
     assert not world.backend.trained
     allowed[0] = True
     assert world.seconds(costing) < math.inf
+
+
+class Choosing(calibrations.LawfulBackend):
+    """A backend that computes in several ways, and counts how often it is asked which is best."""
+
+    def __init__(self, task: Task) -> None:
+        super().__init__(task)
+        self.tuned: tuple[Tuned, ...] = ()
+        self.asked: list[float] = []
+        """Levels that were tried."""
+
+    def tune(self, job: Job, batch: Batch, *, level: float, **_: Any) -> Tuned:
+        self.asked.append(level)
+        kept = self.plan.kept_atoms(self.plan.choose(job.groups))
+        ways = {"0.conv forward": "blocked"}
+        return Tuned(level=level, kept=kept, ways=ways, places=3, default_s=2.0, step_s=1.0)
+
+
+@pytest.fixture
+def choosing(world: World) -> World:
+    """The world with graphs that leave a choice."""
+    place = GraphPlace("0.conv forward", (GraphWay("conv", 0, 1), GraphWay("blocked", 1, 2)))
+    graphs = tuple(replace(entry, places=(place,)) for entry in world.manifest.graphs)
+    world.manifest = replace(world.manifest, graphs=graphs)
+    return world
+
+
+def test_fastest_ways_are_found_once_and_kept(choosing: World) -> None:
+    choosing.backend = Choosing(choosing.task)
+    first = choosing.start(tunes=True)
+    assert choosing.backend.asked == [0.25, 0.5, 1.0]
+    assert [each.level for each in first.tuned] == [0.25, 0.5, 1.0]
+    assert choosing.backend.tuned == first.tuned
+    for _ in range(3):  # what rounds teach is kept beside them
+        choosing.train(first, 1.2 * choosing.seconds(first))
+    choosing.backend = again = Choosing(choosing.task)
+    assert choosing.start(tunes=True).tuned == first.tuned
+    assert again.tuned == first.tuned
+    assert again.asked == []
+    choosing.backend = other = Choosing(choosing.task)
+    choosing.start(Snapshot(cpu=Cpu(cores=2.0), memory=MACHINE.memory), tunes=True)
+    assert other.asked == [0.25, 0.5, 1.0]
+
+
+def test_measuring_again_keeps_the_ways(choosing: World) -> None:
+    choosing.backend = Choosing(choosing.task)
+    costing = choosing.start(tunes=True)
+    asked = list(choosing.backend.asked)
+    for _ in range(10):
+        choosing.train(costing, 3 * choosing.seconds(costing))
+    off = [costing.is_off]
+    costing.renew(lambda: False)
+    assert [*off, costing.is_off] == [True, False]
+    assert choosing.backend.asked == asked
+    assert choosing.backend.tuned == costing.tuned != ()
+
+
+def test_default_ways_without_tuning_whatever_was_kept(choosing: World) -> None:
+    choosing.backend = Choosing(choosing.task)
+    choosing.start(tunes=True)
+    choosing.backend = usual = Choosing(choosing.task)
+    assert choosing.start().tuned == ()
+    assert usual.tuned == ()
+    assert usual.asked == []
+
+
+def test_round_does_not_wait_for_the_fastest_ways(choosing: World) -> None:
+    choosing.backend = backend = Choosing(choosing.task)
+    allowed = [False]
+    costing = choosing.start(tunes=True, may_measure=lambda: allowed[0])
+    allowed[0] = True
+    assert choosing.seconds(costing) < math.inf
+    assert backend.asked == []
+    for _ in range(2):
+        costing.renew(lambda: False)
+        assert backend.asked == [0.25, 0.5, 1.0]
+        assert backend.tuned == costing.tuned != ()
+
+
+@pytest.mark.parametrize("error", [GraphError("no"), TrainingError("no"), OSError(28, "full")])
+def test_tuning_that_fails_leaves_the_default_ways(choosing: World, error: Exception) -> None:
+    class Failing(Choosing):
+        def tune(self, job: Job, batch: Batch, *, level: float, **_: Any) -> Tuned:
+            raise error
+
+    choosing.backend = backend = Failing(choosing.task)
+    costing = choosing.start(tunes=True)
+    assert choosing.seconds(costing) < math.inf
+    assert costing.tuned == backend.tuned == ()
+
+
+def test_ways_are_found_anew_for_other_graphs(choosing: World) -> None:
+    choosing.backend = Choosing(choosing.task)
+    choosing.start()  # kept without ways
+    choosing.backend = first = Choosing(choosing.task)
+    choosing.start(tunes=True)
+    choosing.backend = second = Choosing(choosing.task)
+    graphs = choosing.manifest.graphs
+    changed = tuple(replace(entry, sha256=entry.sha256[::-1]) for entry in graphs)
+    choosing.manifest = replace(choosing.manifest, graphs=changed)
+    choosing.start(tunes=True)
+    assert first.asked == second.asked == [0.25, 0.5, 1.0]

@@ -533,10 +533,13 @@ def test_memory_that_is_held_is_not_needed_again(task: Task, compiled: CompiledG
     model, round = model_of(task, compiled), opened(task)
     [cost] = model.predict([1.0], round)
     assert model.predict([1.0], round, held_bytes=7e6)[0].peak_bytes == cost.peak_bytes - 7e6
+    # Sessions of other ways to compute may hold it.
+    [alone] = replace(model, tuned=True, memo={}).predict([1.0], round, held_bytes=7e6)
+    assert alone.peak_bytes == cost.peak_bytes
     # But arrays as large as the weights may not find room in it.
     [least] = model.predict([1.0], round, held_bytes=1e12)
     weights = work_at(task.plan, compiled.manifest, 1.0, 16).weight_bytes
-    assert least.peak_bytes == pytest.approx(MARGIN * 7 * weights + 5e6)
+    assert least.peak_bytes == pytest.approx(MARGIN * 5 * weights + 5e6)
 
 
 def test_memory_of_a_level_not_tried_is_the_graphs_bound(

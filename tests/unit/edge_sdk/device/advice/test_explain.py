@@ -7,6 +7,7 @@ import math
 import os
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,6 +26,8 @@ from edge_sdk.protocol.chunks import Blob, split_blob
 from edge_sdk.protocol.messages.round import RoundOpen
 from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.task.graphs import Manifest
 from tests.messages import make_opening
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
@@ -38,7 +41,17 @@ BOARD = Snapshot(
 @pytest.fixture
 def config(tmp_path: Path) -> DeviceConfig:
     """A device that has taken part in a task."""
-    plan, manifest, files = bundle(Handmade())
+    return device_of(tmp_path, *bundle(Handmade()), inputs=(INPUTS,))
+
+
+def device_of(
+    tmp_path: Path,
+    plan: ModelPlan,
+    manifest: Manifest,
+    files: Mapping[str, bytes],
+    *,
+    inputs: tuple[int, ...],
+) -> DeviceConfig:
     folder = tmp_path / "state" / "toy" / "pi"
     (folder / "chunks").mkdir(parents=True)
 
@@ -63,7 +76,7 @@ def config(tmp_path: Path) -> DeviceConfig:
     data.mkdir()
     np.savez(
         data / "own.npz",
-        x=np.zeros((8, INPUTS), dtype=np.float32),
+        x=np.zeros((8, *inputs), dtype=np.float32),
         y=np.arange(8, dtype=np.int64) % CLASSES,
     )
     return DeviceConfig(task="toy", name="pi", state_dir=tmp_path / "state", data=str(data))
@@ -177,3 +190,34 @@ def test_command_explains_this_machine(config: DeviceConfig, tmp_path: Path) -> 
         "hours",
     ]
     assert told["level"] is None or told["level"] in (1.0, 0.75, 0.5, 0.25)
+
+
+def test_ways_to_compute_are_shown(tmp_path: Path) -> None:
+    """A convolution can be computed in several ways; what is fastest here is found out once."""
+    pytest.importorskip("torch", reason="needs torch: a task is compiled")
+    from torch import nn
+
+    from benchmarks.models import Family
+    from coordinator.task.graphs.compilation import compile_graphs
+    from coordinator.task.task import make_task
+
+    family = Family(
+        lambda: nn.Sequential(
+            nn.Conv2d(3, 16, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(16 * 36, 3)
+        ),
+        (3, 6, 6),
+        3,
+    )
+    task = make_task(family.model(), family.inputs(2), groups=4)
+    graphs = compile_graphs(task)
+    config = device_of(tmp_path, task.plan, graphs.manifest, graphs.files, inputs=(3, 6, 6))
+    explanation = explain(config, StaticProbe(BOARD))
+    said = lines(explanation)["ways to compute"]
+    assert [line.partition("%")[0] for line in said] == ["25", "50", "75", "100"]
+    assert all(line.endswith("of the default's time") for line in said)
+    told = explanation.to_dict()["ways"]
+    assert [each["level"] for each in told] == [0.25, 0.5, 0.75, 1.0]
+    assert explain(config, StaticProbe(BOARD)).tuned == explanation.tuned  # found out once
+    alone = replace(config, tune=False)
+    assert explain(alone, StaticProbe(BOARD)).tuned == ()
+    assert "ways to compute" not in lines(explain(alone, StaticProbe(BOARD)))

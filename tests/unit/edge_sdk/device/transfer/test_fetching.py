@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import count
 from pathlib import Path
 from random import Random
 from threading import Event, Thread
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -22,13 +23,21 @@ from edge_sdk.device.transfer.fetching import (
     Fetcher,
     FetchError,
     Pull,
+    PulledModel,
 )
 from edge_sdk.protocol.chunks import Blob, split_blob
+from edge_sdk.protocol.encoding.encoded_model import encode_model
+from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.errors import MessageError
+from edge_sdk.protocol.messages.round import Assignment
 from edge_sdk.protocol.messages.topics import Topics, parse_topic
 from edge_sdk.protocol.messages.transfer import Want
 from edge_sdk.protocol.messages.wire import decode_message
+from edge_sdk.protocol.packs.index import encode_index, pack_model
+from edge_sdk.protocol.plan.plan import ModelPlan
+from edge_sdk.protocol.plan.specs import Axis, Dim, Tensor
 from edge_sdk.transport.link import Will
+from tests.messages import make_opening
 from tests.waiting import HANGS_S
 
 DATA = Random(1).randbytes(50_000)
@@ -48,6 +57,7 @@ class FakeBroker:
         self.most = 0
         self.wants: list[Want] = []
         self.alter: Callable[[bytes], bytes] = lambda chunk: chunk
+        self.chunks: Mapping[bytes, bytes] = CHUNKS
 
     def publish(
         self, topic: str, payload: bytes, *, retain: bool = False, bulk: bool = False
@@ -91,8 +101,8 @@ class FakeBroker:
 
     def _deliver(self, hash: bytes, *, direct: bool) -> None:
         assert self.fetcher is not None
-        if hash in CHUNKS and not self.loses(hash):
-            self.fetcher.arrived(hash, self.alter(CHUNKS[hash]), direct=direct)
+        if hash in self.chunks and not self.loses(hash):
+            self.fetcher.arrived(hash, self.alter(self.chunks[hash]), direct=direct)
 
 
 class Leaping:
@@ -325,3 +335,32 @@ def test_fetch_ends_when_a_chunk_it_waits_for_is_cleared(tmp_path: Path) -> None
     fetcher.arrived(next(iter(broker.subscribed)), b"", direct=False)
     thread.join(HANGS_S)
     assert said == ["its version was replaced during the fetch"]
+
+
+def test_weights_are_read_again_even_if_the_disk_lost_or_damaged_them(tmp_path: Path) -> None:
+    """A training subtracts what it began with: nothing else may come in its place."""
+    plan = ModelPlan(
+        axes=(Axis("a", (64,) * 4),), tensors=(Tensor("w", "float32", (Dim(256, 0), Dim(300))),)
+    )
+    flat = np.random.default_rng(0).standard_normal(plan.parameters, dtype=np.float32)
+    encoded = encode_model(plan, flat, Encoding(), np.random.default_rng(0))
+    index, chunks = pack_model(plan, encoded, {}, 2**16)
+    blob, of_index = split_blob(encode_index(plan, index), 2**16)
+    broker = FakeBroker()
+    broker.chunks = chunks | of_index
+    source = PulledModel(plan, make_fetcher(broker, tmp_path))
+    assignment = Assignment(device="pi", round=1, groups={"a": (0, 2, 3)})
+    opened = make_opening(1, plan_hash=plan.hash, model=blob)
+    first, _ = source.fetch(assignment, opened)
+    expected = first.values.copy()
+    files = [path for path in tmp_path.iterdir() if path.stat().st_size == 2**16]
+    assert len(files) > 2
+    files[0].unlink()
+    files[1].write_bytes(bytes(2**16))
+    room = first.room
+    assert room is not None
+    room[:] = 255
+    again = source.fetch_again(assignment, opened, room)
+    assert np.shares_memory(again.values, room)
+    assert again.values.tobytes() == expected.tobytes()
+    assert source.fetch_again(assignment, opened, None).values.tobytes() == expected.tobytes()

@@ -288,6 +288,30 @@ def test_assemble_reads_values_that_are_not_contiguous(
     assert frozen(plan.unflatten(spread)) == frozen(weights)
 
 
+def test_blocks_are_subtracted_where_they_are_assembled(
+    plan: ModelPlan, weights: Arrays, groups: Groups
+) -> None:
+    other = {name: np.asarray(np.cos(array)) for name, array in weights.items()}
+    for chosen in (groups, plan.all_groups()):
+        arrays, start = plan.cut(weights, chosen), plan.cut(other, chosen)
+        wanted = {name: np.asarray(array - start[name]) for name, array in arrays.items()}
+        plan.subtract(arrays, plan.scatter(start, chosen), chosen)
+        assert frozen(arrays) == frozen(wanted)
+
+
+def test_nothing_is_subtracted_that_does_not_fit(
+    plan: ModelPlan, weights: Arrays, groups: Groups
+) -> None:
+    arrays = plan.cut(weights, groups)
+    before = frozen(arrays)
+    blocks = plan.scatter(arrays, groups)
+    with pytest.raises(BlockError, match="values"):
+        plan.subtract(arrays, Blocks(blocks.ids, blocks.values[:-1]), groups)
+    with pytest.raises(TensorError, match="missing"):
+        plan.subtract(without("temperature", arrays), blocks, groups)
+    assert frozen(arrays) == before
+
+
 # -- plans -------------------------------------------------------------------------------------
 
 HIDDEN = Axis("hidden", (2, 2))

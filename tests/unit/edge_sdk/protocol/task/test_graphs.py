@@ -29,6 +29,8 @@ from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import (
     CostTerm,
     GraphEntry,
+    GraphPlace,
+    GraphWay,
     Kind,
     Manifest,
     MaskSpec,
@@ -59,6 +61,7 @@ DATA = DataSpec((ArraySpec("float32", (3,)),), ArraySpec("int64", (), 6))
 GOLDEN = Path(__file__).parents[1] / "golden" / "manifest_v1.bin"
 GOLDEN_2 = GOLDEN.with_name("manifest_v2.bin")
 GOLDEN_4 = GOLDEN.with_name("manifest_v4.bin")
+GOLDEN_5 = GOLDEN.with_name("manifest_v5.bin")
 
 
 def digest(*parts: object) -> str:
@@ -482,9 +485,9 @@ def test_decode_refuses_another_hash_and_version() -> None:
     with pytest.raises(GraphError, match=f"{MANIFEST.hash[:12]}…, not 000000000000…"):
         decode_manifest(MANIFEST.encoded, expected_hash="0" * 64)
     envelope = msgpack.unpackb(MANIFEST.encoded)
-    with pytest.raises(GraphError, match=r"version 5 .* reads versions 1 to 4"):
-        decode_manifest(msgpack.packb([envelope[0], 5, *envelope[2:]]))
-    for version in (2, 3, 4):  # nothing in it needs them
+    with pytest.raises(GraphError, match=r"version 6 .* reads versions 1 to 5"):
+        decode_manifest(msgpack.packb([envelope[0], 6, *envelope[2:]]))
+    for version in (2, 3, 4, 5):  # nothing in it needs them
         with pytest.raises(GraphError, match="canonical"):
             decode_manifest(msgpack.packb([envelope[0], version, *envelope[2:]]))
 
@@ -553,12 +556,112 @@ def test_size_that_does_not_fit_its_slot_is_refused() -> None:
 def test_slots_that_overlap_or_leave_the_file_are_refused(slots: tuple[SizeSlot, ...]) -> None:
     with pytest.raises(GraphError, match="not in order, or one is outside the file"):
         replace(SLOTTED, slots=slots)
-    with pytest.raises(GraphError, match="follows widths alone"):
-        SizeSlot(6, BATCH)
+    with pytest.raises(GraphError, match="offset is at least 0"):
+        SizeSlot(-1, HIDDEN)
+    with pytest.raises(GraphError, match="always there follows the batch"):
+        replace(SLOTTED, slots=(SizeSlot(6, BATCH),))
     with pytest.raises(GraphError, match="a size the graph has fixed"):
         replace(entry_of(kept=(2, 1)), slots=(SizeSlot(0, HIDDEN),))
     with pytest.raises(GraphError, match="names an axis"):
         manifest_of(replace(SLOTTED, slots=(SizeSlot(6, SizeTerm(1, (2,))),))).check(PLAN)
+
+
+# -- ways to compute a value ----------------------------------------------------------------------
+
+PARTS = (b"head", b"plain", b"by " + slot_bytes(2**21), b"middle", b"one", b"two", b"three", b"end")
+WHOLE = b"".join(PARTS)
+EDGES = [sum(map(len, PARTS[:n])) for n in range(len(PARTS) + 1)]
+
+
+def way(name: str, part: int, *multiples: tuple[SizeTerm, int]) -> GraphWay:
+    return GraphWay(name, EDGES[part], EDGES[part + 1], multiples)
+
+
+FIRST = GraphPlace(
+    "conv forward", (way("plain", 1), way("blocked", 2, (SizeTerm(1, (0,), True), 16)))
+)
+SECOND = GraphPlace("conv input gradient", (way("a", 4), way("b", 5), way("c", 6)))
+CHOOSES = replace(
+    entry_of(),
+    sha256=hashlib.sha256(WHOLE).hexdigest(),
+    size_bytes=len(WHOLE),
+    slots=(SizeSlot(EDGES[2] + 3, SizeTerm(1, (0,), True)),),
+    places=(FIRST, SECOND),
+)
+
+
+@pytest.mark.parametrize(
+    ("ways", "kept", "batch", "expected"),
+    [
+        ({}, (4, 2), 4, b"headplainmiddleoneend"),
+        ({"conv forward": "blocked"}, (4, 2), 4, b"headby " + slot_bytes(16) + b"middleoneend"),
+        ({"conv forward": "blocked"}, (4, 2), 3, b"headplainmiddleoneend"),  # 12 is no multiple
+        ({"conv input gradient": "c"}, (4, 2), 4, b"headplainmiddlethreeend"),
+        ({"conv input gradient": "blocked", "other": "b"}, (4, 2), 4, b"headplainmiddleoneend"),
+    ],
+)
+def test_file_keeps_one_way_for_each_place(
+    ways: dict[str, str], kept: tuple[int, ...], batch: int, expected: bytes
+) -> None:
+    assert fitted(CHOOSES, WHOLE, kept, batch, ways) == expected
+
+
+def test_sizes_of_ways_that_are_not_taken_make_no_other_graph() -> None:
+    always = SizeSlot(EDGES[3], HIDDEN)
+    assert CHOOSES.default_slots == ()
+    assert replace(CHOOSES, slots=(*CHOOSES.slots, always)).default_slots == (always,)
+
+
+@pytest.mark.parametrize(
+    ("places", "message"),
+    [
+        ((SECOND, FIRST), "not in order"),
+        ((FIRST, FIRST), "occurs twice"),
+        (
+            (FIRST, GraphPlace("x", (way("a", 4), GraphWay("b", EDGES[5], len(WHOLE) + 1)))),
+            "outside",
+        ),
+        (
+            (FIRST, GraphPlace("x", (way("a", 4), GraphWay("b", EDGES[5] - 1, EDGES[6])))),
+            "not in order",
+        ),
+        ((GraphPlace("x", (way("a", 2), way("b", 4))),), "always there follows the batch"),
+        ((SECOND,), "always there follows the batch"),
+        ((GraphPlace("x", (way("a", 1), GraphWay("b", EDGES[2], EDGES[2] + 5))),), "at the edge"),
+    ],
+)
+def test_impossible_places_are_refused(places: tuple[GraphPlace, ...], message: str) -> None:
+    with pytest.raises(GraphError, match=message):
+        replace(CHOOSES, places=places)
+
+
+def test_impossible_ways_are_refused() -> None:
+    for broken in (("", 0, 1), ("a", -1, 1), ("a", 2, 2)):
+        with pytest.raises(GraphError):
+            GraphWay(*broken)
+    with pytest.raises(GraphError):
+        GraphWay("a", 0, 1, ((HIDDEN, 0),))
+    with pytest.raises(GraphError, match="up to 32 sizes"):
+        GraphWay("a", 0, 1, ((HIDDEN, 2),) * 33)
+    with pytest.raises(GraphError, match="up to 32 axes"):
+        SizeTerm(1, (0,) * 33)
+    for options in ((way("a", 1),), (), (way("a", 1), way("a", 2))):
+        with pytest.raises(GraphError):
+            GraphPlace("x", options)
+    with pytest.raises(GraphError, match="no default"):
+        GraphPlace("x", (way("a", 1, (HIDDEN, 2)), way("b", 2)))
+    with pytest.raises(GraphError, match="a size the graph has fixed"):
+        replace(entry_of(batch=4), size_bytes=len(WHOLE), places=CHOOSES.places)
+    unknown = GraphPlace("x", (way("a", 4), way("b", 5, (SizeTerm(1, (7,)), 2))))
+    with pytest.raises(GraphError, match="names an axis"):
+        manifest_of(replace(CHOOSES, places=(FIRST, unknown))).check(PLAN)
+
+
+def test_manifest_with_places_is_of_version_five_and_comes_back() -> None:
+    manifest = manifest_of(CHOOSES, entry_of("evaluate"))
+    assert encode_manifest(manifest) == GOLDEN_5.read_bytes()
+    assert msgpack.unpackb(manifest.encoded)[1] == 5
+    assert decode_manifest(manifest.encoded) == manifest
 
 
 def test_manifest_with_slots_is_of_version_two_and_comes_back() -> None:
@@ -658,6 +761,23 @@ def test_decode_of_grafted_bodies_is_exact_or_refused(tree: Any) -> None:
     data = sealed(msgpack.packb(tree))
     with suppress(GraphError):
         assert decode_manifest(data).encoded == data
+
+
+TREE_5 = msgpack.unpackb(msgpack.unpackb(manifest_of(CHOOSES, entry_of("evaluate")).encoded)[3])
+
+
+@settings(max_examples=400)
+@given(tree=structures.flatmap(lambda branch: st.sampled_from(grafts(TREE_5, branch))))
+def test_decode_of_grafted_bodies_with_places_is_exact_or_refused(tree: Any) -> None:
+    body = msgpack.packb(tree)
+    envelope = ["tessera-graphs", 5, hashlib.sha256(body).digest(), body]
+    with suppress(GraphError):
+        manifest = decode_manifest(data := msgpack.packb(envelope))
+        assert manifest.encoded == data
+        for entry in manifest.graphs:  # what was accepted can be fitted, or is refused
+            if entry.size_bytes < 10_000:
+                file = b"\x80" * entry.size_bytes
+                fitted(entry, file, (4, 2), 8, {"conv forward": "blocked"})
 
 
 @settings(max_examples=300)

@@ -1,0 +1,1 @@
+"""Other systems beside ours: their simulators, and a job deployed on Flower."""
