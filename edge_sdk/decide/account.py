@@ -2,7 +2,8 @@
 
 A `History` has the joules of the day and the interval between rounds of one task. A device spends
 one budget on all its tasks, so these are kept here, and every task's history is completed from
-here. The account survives crashes: it is written whenever it changes, and read before.
+here. The account survives crashes: it is written whenever its energy changes, and read before. The
+times of rounds are written with that.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class EnergyAccount:
         self._lock = Lock()
         self._known: History | None = None
         self._unsaved = False
+        self._times: History | None = None
+        """The account when a round was heard of last, if the file does not have its times."""
 
     def complete(self, history: History) -> History:
         """Return a task's history with the account's part; unchanged while there is no account."""
@@ -47,7 +50,13 @@ class EnergyAccount:
     def heard(self, now_s: float) -> None:
         """Note that a round of any task opens now."""
         with self._lock:
-            self._write((self._read() or History()).heard(now_s))
+            before = self._read()
+            heard = (before or History()).heard(now_s)
+            times = {"opened_s": heard.opened_s, "interval_s": heard.interval_s}
+            if before is not None and replace(before, **times) == heard:
+                self._known = self._times = heard
+            else:
+                self._write(heard)
 
     def spent(self, joules: float) -> None:
         """Note that training took this much energy."""
@@ -61,6 +70,12 @@ class EnergyAccount:
         return 0.0 if known is None else known.today_j(now_s)
 
     def _read(self) -> History | None:
+        known, times = self._read_file(), self._times
+        if known is None or times is None or (times.opened_s or 0.0) < (known.opened_s or 0.0):
+            return known
+        return replace(known, opened_s=times.opened_s, interval_s=times.interval_s)
+
+    def _read_file(self) -> History | None:
         if self._unsaved:
             return self._known
         try:
@@ -79,7 +94,7 @@ class EnergyAccount:
         return self._known
 
     def _write(self, history: History) -> None:
-        self._known = history
+        self._known, self._times = history, None
         content = {name: getattr(history, name) for name in SHARED}
         try:
             make_folder(self._path.parent)

@@ -10,6 +10,8 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+import numpy as np
+
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
 
@@ -20,7 +22,10 @@ Gradient = Callable[[Arrays], tuple[float, Arrays]]
 """Returns (loss, gradients) of one batch at given weights. Gradients may be overwritten."""
 
 PIECE = 2**20
-"""Values squared at a time."""
+"""Values squared at a time by torch."""
+DOT = 2**13
+"""Values squared at a time by numpy: few enough for its BLAS to stay on this thread, so that the
+sum does not depend on the number of threads."""
 PART = 2**16
 """Values from which something else is made at a time: it stays in a core's own cache."""
 
@@ -130,6 +135,11 @@ def _norm(grads: Mapping[str, Any]) -> float:
 def _square(grad: Any) -> float:
     """Return the squared norm, in pieces: clipping must not take memory for a copy of a tensor."""
     flat, total = grad.reshape(-1), 0.0
+    if isinstance(flat, np.ndarray):
+        for start in range(0, len(flat), DOT):
+            few = flat[start : start + DOT]
+            total += float(few.dot(few))
+        return total
     for start in range(0, len(flat), PIECE):
         piece = flat[start : start + PIECE]
         total += float((piece * piece).sum())

@@ -306,6 +306,7 @@ class DeviceService:
         while not self._stopping:
             now = self._clock()
             self._watchdog.alive(now)
+            self._book.save_due()
             self._check_pause()
             if not self._ever_online and now >= give_up:
                 raise BrokerError(

@@ -2,9 +2,10 @@
 
     <state_dir>/<task>/<device>/logbook.json
 
-The loop and the training thread write, anybody reads. The file is replaced after every round,
-receipt and error and at the end, without waiting for the disk: after a crash it tells what was so
-a moment before. Nothing in it is needed to go on, and nothing of it leaves the device.
+The loop and the training thread write, anybody reads. The file is replaced after rounds and
+receipts, at most once a second, and after every error and at the end, without waiting for the disk:
+after a crash it tells what was so a moment before. Nothing in it is needed to go on, and nothing of
+it leaves the device.
 
 Text of the coordinator stands in here as it came; whoever shows it has to clean it.
 """
@@ -32,6 +33,8 @@ ROUNDS = 200
 """Rounds that are remembered."""
 VERDICTS = 5
 MOST_CHARACTERS = 500
+SOON_S = 1.0
+"""Least seconds between two versions of the file that rounds and receipts make."""
 SAVE_S = 10.0
 """Most seconds between two versions of the file while bytes come and go."""
 
@@ -82,6 +85,7 @@ class Logbook:
         self._uploads = (0, 0)
         self._ended: dict[str, Any] | None = None
         self._saved_s = 0.0
+        self._unsaved = False
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -153,7 +157,7 @@ class Logbook:
             row.update(told)
             if bid.level is None and bid.code not in FAILURES:
                 self._had_round(row)
-            self.save()
+            self._save_soon()
 
     def made(self, movement: Movement) -> None:
         """Note a movement that was made."""
@@ -162,7 +166,7 @@ class Logbook:
             row = self._row(movement.round)
             row.update(outcome="waits", loss=movement.loss, train_s=movement.train_s)
             self._had_round(row)
-            self.save()
+            self._save_soon()
 
     def receipt(self, receipt: Receipt) -> None:
         """Note what became of a movement."""
@@ -171,7 +175,7 @@ class Logbook:
             self._row(receipt.round)["outcome"] = outcome
             told = {"round": receipt.round, "outcome": outcome, "reason": reason}
             self._verdicts.append({**told, "time": self._wall()})
-            self.save()
+            self._save_soon()
 
     # -- anybody -----------------------------------------------------------------------------
 
@@ -223,9 +227,20 @@ class Logbook:
                 "ended": self._ended,
             }
 
+    def save_due(self) -> None:
+        """Replace the file if it is a while behind; to be called every few seconds."""
+        with self._lock:
+            if self._unsaved:
+                self._save_soon()
+
+    def _save_soon(self) -> None:
+        self._unsaved = 0 <= self._wall() - self._saved_s < SOON_S
+        if not self._unsaved:
+            self.save()
+
     def save(self) -> None:
         """Replace the file; a disk that is full costs nothing but these notes."""
-        self._saved_s = self._wall()
+        self._saved_s, self._unsaved = self._wall(), False
         try:
             write_whole(self._path, json.dumps(self.to_dict()).encode(), synced=False)
         except (OSError, ValueError) as error:

@@ -151,7 +151,8 @@ class Pull:
                 awaited.due_s, awaited.subscribed = now + RETRY_S, True
                 ask.subscribe.append(hash)
                 ask.want.append(hash)
-        if self._taken <= self._window / 2 or not self._awaited:
+        # Topics whose chunks came are dropped together, to make room for others or in the end.
+        if self._waiting and (self._taken <= self._window / 2 or not self._awaited):
             ask.drop.extend(self._done)
             self._done.clear()
             while self._waiting:

@@ -16,6 +16,7 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.util import find_spec
 from typing import Literal, cast, get_args
 
@@ -85,6 +86,7 @@ class Encoding:
         return replace(self, zstd=False) if self.zstd and "zstd" not in available else self
 
 
+@cache
 def available_encodings() -> tuple[str, ...]:
     """List what this side reads and writes: every kind, and "zstd" if `zstandard` is installed."""
     return (*KINDS, "zstd") if find_spec("zstandard") else KINDS

@@ -117,6 +117,12 @@ class GatedClient(paho.Client):
             return paho.MQTT_ERR_SUCCESS
         return self._send_puback(int.from_bytes(packet[topic_end : topic_end + 2], "big"))
 
+    def _handle_unsuback(self) -> Any:
+        """Read the answer to an unsubscription only if somebody waits for it."""
+        if self.on_unsubscribe is None:
+            return paho.MQTT_ERR_SUCCESS
+        return super()._handle_unsuback()
+
 
 def receive_maximum(properties: Properties | None) -> int:
     """Most unacknowledged messages that the broker takes, from the properties of its welcome."""

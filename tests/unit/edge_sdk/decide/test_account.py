@@ -31,6 +31,30 @@ def test_rounds_of_all_tasks_share_the_day(tmp_path: Path) -> None:
     assert account.complete(History()).interval_s == 50.0
 
 
+def test_times_of_rounds_are_written_with_the_energy(tmp_path: Path) -> None:
+    path = tmp_path / "energy.json"
+    account = EnergyAccount(path)
+    account.heard(0.0)
+    before = path.read_bytes()
+    account.heard(40.0)
+    account.heard(80.0)
+    assert path.read_bytes() == before
+    assert account.complete(History()).interval_s == 40.0
+    account.spent(3.0)
+    seen = EnergyAccount(path).complete(History())
+    assert (seen.interval_s, seen.opened_s, seen.spent_j) == (40.0, 80.0, 3.0)
+
+
+def test_times_of_another_process_that_are_newer_hold(tmp_path: Path) -> None:
+    path = tmp_path / "energy.json"
+    account, other = EnergyAccount(path), EnergyAccount(path)
+    account.heard(0.0)
+    account.heard(40.0)
+    other.heard(60.0)
+    other.spent(1.0)
+    assert account.complete(History()).opened_s == 60.0
+
+
 def test_day_ends(tmp_path: Path) -> None:
     account = EnergyAccount(tmp_path / "energy.json")
     assert account.today_j(0.0) == 0

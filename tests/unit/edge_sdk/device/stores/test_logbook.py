@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import count
 from pathlib import Path
 
-from edge_sdk.device.stores.logbook import Logbook
+from edge_sdk.device.stores.logbook import SOON_S, Logbook, read_logbook
 from edge_sdk.protocol.messages.round import Bid
 from tests.messages import make_movement
 from tests.unit.edge_sdk.device.test_app import PLAN
@@ -42,3 +42,24 @@ def test_error_is_dropped_by_a_skip_but_not_by_a_failure(tmp_path: Path) -> None
     assert book.to_dict()["error"] is not None
     book.bid(bid(5, None, "battery"))
     assert book.to_dict()["error"] is None
+
+
+def test_file_is_replaced_once_a_second_and_by_the_loop(tmp_path: Path) -> None:
+    now = 1000.0
+    book = Logbook("digits", tmp_path, wall=lambda: now)
+
+    def rounds() -> list[int]:
+        return [row["round"] for row in (read_logbook(tmp_path) or {"rounds": []})["rounds"]]
+
+    book.bid(bid(1, 1.0))
+    now += SOON_S / 2
+    book.bid(bid(2, 1.0))
+    book.save_due()
+    assert rounds() == [1]
+    now += SOON_S / 2
+    book.save_due()
+    assert rounds() == [1, 2]
+    book.bid(bid(3, 1.0))
+    assert rounds() == [1, 2]
+    book.ends(0, "told to stop")
+    assert rounds() == [1, 2, 3]
