@@ -86,6 +86,8 @@ class Logbook:
         self._ended: dict[str, Any] | None = None
         self._saved_s = 0.0
         self._unsaved = False
+        self._minute = -1
+        """The minute in which somebody looked what day it is."""
 
     # -- the loop -------------------------------------------------------------------------------
 
@@ -287,6 +289,10 @@ class Logbook:
                 self.save()
 
     def _turn_day(self) -> None:
+        minute = int(self._wall() // 60)
+        if minute == self._minute:
+            return
+        self._minute = minute
         day = datetime.fromtimestamp(self._wall()).date().isoformat()
         if day != self._day:
             self._day, self._today = day, dict.fromkeys(self._today, 0)

@@ -257,5 +257,6 @@ _FORMS = {
             "<hash>", f"(?P<hash>{_HASH.pattern})"
         )
     )
-    for kind in TopicKind
+    for kind in sorted(TopicKind, key=lambda kind: "<hash>" not in kind.value)
 }
+"""Those of chunks first: each has a name of its own, and most come once."""

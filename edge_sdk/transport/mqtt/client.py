@@ -25,7 +25,9 @@ NEWEST, OLDEST = MQTTProtocolVersion.MQTTv5, MQTTProtocolVersion.MQTTv311
 
 _HEADER_BYTES = 5
 _MAX_RECEIVE = 65_535
-_AHEAD_BYTES = 2**12
+_AHEAD_BYTES = 2**14
+_REFUSED = 128
+"""Codes of answers to subscriptions, from which on they are refusals."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +37,13 @@ class Arrived:
     topic: str
     payload: bytes
     retain: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Granted:
+    """The broker's yes to a subscription, as far as anybody asks."""
+
+    is_failure: bool = False
 
 
 class GatedClient(paho.Client):
@@ -83,6 +92,26 @@ class GatedClient(paho.Client):
         data, self._ahead = self._ahead[:size], self._ahead[size:]
         return data
 
+    def _packet_read(self) -> Any:
+        """Handle the next packet. Most come whole, or several at once; paho reads the others, a few
+        bytes at a time."""
+        if not self._in_packet["command"]:
+            if not self._ahead:
+                try:
+                    self._ahead = super()._sock_recv(_AHEAD_BYTES)
+                except BlockingIOError:
+                    return paho.MQTT_ERR_AGAIN
+                except OSError:
+                    return super()._packet_read()  # it meets the same, and says so
+            packet = self.gate.whole(self._ahead)
+            if packet is not None and packet[0]:
+                head, rest, size = packet
+                self._ahead = self._ahead[size:]
+                came = self._in_packet  # as paho leaves it when it has read a packet
+                came["command"], came["packet"] = head, bytearray(rest)
+                came["have_remaining"], came["remaining_length"] = 1, len(rest)
+        return super()._packet_read()
+
     def _packet_queue(self, command: int, packet: Any, *more: Any, **named: Any) -> Any:
         # paho sends `packet[sent:]`, which is no copy of a view.
         view: Any = memoryview(packet)
@@ -116,6 +145,19 @@ class GatedClient(paho.Client):
         if not quality:
             return paho.MQTT_ERR_SUCCESS
         return self._send_puback(int.from_bytes(packet[topic_end : topic_end + 2], "big"))
+
+    def _handle_suback(self) -> None:
+        """Hand over the answer to a subscription."""
+        packet = self._in_packet["packet"]
+        start = 3 if self._version is NEWEST else 2
+        plain = len(packet) > start and (self._version is not NEWEST or packet[2] == 0)
+        codes = packet[start:]
+        if not plain or max(codes) >= _REFUSED or self.on_subscribe is None:
+            super()._handle_suback()
+            return
+        granted: Any = [Granted()] * len(codes)
+        with self._in_callback_mutex:
+            self.on_subscribe(self, None, int.from_bytes(packet[:2], "big"), granted, None)  # type: ignore[call-arg,arg-type]
 
     def _handle_unsuback(self) -> Any:
         """Read the answer to an unsubscription only if somebody waits for it."""

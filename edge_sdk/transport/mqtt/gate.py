@@ -56,6 +56,25 @@ class PacketGate:
         """True while a message is thrown away that has not come to its end."""
         return self._skips > 0
 
+    def whole(self, data: bytes) -> tuple[int, bytes, int] | None:
+        """Return the packet that begins these bytes: its first byte, its rest, and its size.
+
+        None: it is not whole, is to be thrown away, or the reader has begun another; `read` it.
+        """
+        if self._head or self._ready or self._through or self._skips:
+            return None
+        rest, at = 0, 1
+        while True:
+            if at >= len(data) or at > _MAX_LENGTH_BYTES:
+                return None
+            rest += (data[at] & 127) << 7 * (at - 1)
+            at += 1
+            if data[at - 1] < 128:
+                break
+        if rest > self._max_bytes or at + rest > len(data):
+            return None
+        return data[0], data[at : at + rest], at + rest
+
     def take_cut(self) -> int | None:
         """Return how many bytes the message had that was handed over last, once, if it was cut."""
         cut, self._cut = self._cut, None

@@ -98,6 +98,35 @@ def test_packets_pass_and_large_messages_lose_their_payload(
     assert read_all(PacketGate(LIMIT, has_properties=has_properties), wire, size) == (wanted, cuts)
 
 
+@given(st.lists(OTHERS, min_size=1, max_size=4), st.integers(0, 60), st.integers(0, 300))
+def test_whole_packets_are_those_that_a_reader_gets(
+    sent: list[tuple[int, bytes]], missing: int, more: int
+) -> None:
+    packets = [packet(first, rest + bytes(more)) for first, rest in sent]
+    data = b"".join(packets)[: -missing or None]
+    gate, got = PacketGate(LIMIT, has_properties=True), list[bytes]()
+    while found := gate.whole(data):
+        first, rest, size = found
+        assert data[:size] == packet(first, rest)
+        got.append(data[:size])
+        data = data[size:]
+    before = packets[: len(got)]
+    assert got == before
+    if len(got) < len(packets):  # the next one is cut short, or too long for this gate
+        left = len(sent[len(got)][1]) + more
+        assert left > LIMIT or len(data) < len(packets[len(got)])
+
+
+def test_packet_that_a_reader_has_begun_is_not_whole() -> None:
+    gate = PacketGate(LIMIT, has_properties=True)
+    stream = packet(0x40, b"\0\x07") + packet(0x40, b"\0\x08")
+    wire = Wire(stream, iter(()))
+    assert gate.read(1, wire.receive) == b"\x40"
+    assert gate.whole(wire.data) is None
+    assert gate.whole(b"") is None
+    assert PacketGate(LIMIT, has_properties=True).whole(b"\x30\xff\xff\xff\xff\x01") is None
+
+
 def test_message_is_never_asked_for_as_a_whole() -> None:
     size = 3 * SKIPS * SKIP_BYTES
     wire = Wire(publish(b"t", bytes(size), qos=1), iter(()))
