@@ -60,6 +60,8 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 60.0
 """Seconds between two writes of what rounds teach."""
+REFUSED_S = 60.0
+"""Least seconds until costs may be measured again on a device that was not allowed to."""
 SENSORS_S = 60.0
 """Seconds after which it is found out again which sensors tell the power."""
 
@@ -112,6 +114,7 @@ class Costing:
         self._kept_at = -math.inf
         self._held_bytes = 0
         """Bytes by which training has made this process larger."""
+        self._refused_at = -math.inf
         self._failed_at: float | None = None
         """Bytes that were available for a calibration that failed."""
         self._watts: tuple[float, Watts] | None = None
@@ -163,11 +166,18 @@ class Costing:
     @property
     def is_off(self) -> bool:
         """See `Costs`."""
-        return self._model is not None and (self._model.learned.is_off or self.seeks)
+        if self._model is None or self._clock() - self._refused_at < REFUSED_S:
+            return False
+        return self._model.learned.is_off or self.seeks
 
     def renew(self, should_stop: Callable[[], bool]) -> None:
         """See `Costs`."""
         if self._model is None or should_stop():
+            return
+        if (
+            not self._may_measure()
+        ):  # such as on a low battery, which must not be asked all the time
+            self._refused_at = self._clock()
             return
         learned = self._model.learned
         if self.seeks:

@@ -325,7 +325,12 @@ def test_nothing_is_sought_while_the_device_may_not_train(choosing: World) -> No
     allowed[0] = False
     costing.renew(lambda: False)
     assert backend.asked == []
-    assert costing.is_off
+    off = [costing.is_off]  # its sensors are not asked all the time
+    backend.now += 60
+    assert [*off, costing.is_off] == [False, True]
+    allowed[0] = True
+    costing.renew(lambda: False)
+    assert backend.asked == [0.25, 0.5, 1.0]
 
 
 @pytest.mark.parametrize("error", [GraphError("no"), TrainingError("no"), OSError(28, "full")])
