@@ -170,7 +170,7 @@ def make_variants(family: Family, config: StepConfig) -> dict[Key, Variant]:
     if half and onnx.precision != config.precision:
         raise TrainingError("this family has no graphs in fp16: they would be too coarse")
     if not half:
-        onnx.tuned = tune(onnx, compiled.manifest, levels=LEVELS, limit_s=config.tuning_s)
+        onnx.tuned = tune(onnx, compiled.manifest, levels=LEVELS, limit_s=config.tuning_s) or ()
     variants: dict[Key, Variant] = {}
     for level in LEVELS:
         groups = leading_groups(plan, level)

@@ -50,10 +50,14 @@ class Costs(Protocol):
 
     @property
     def is_off(self) -> bool:
-        """True if predictions are so wrong that costs are to be measured again."""
+        """True if costs are to be measured again: predictions are wrong, or faster ways to compute
+        are still to be looked for.
+        """
 
     def renew(self, should_stop: Callable[[], bool]) -> None:
-        """Measure the costs again if they are off, unless told to stop; takes seconds."""
+        """Measure the costs again if they are off, unless told to stop; takes seconds, or half a
+        minute with a search for faster ways to compute.
+        """
 
     def metered(self, opened: RoundOpen | None, level: float, job: Job | None = None) -> Metered:
         """Measure the training inside its block; `job`: what is trained, None: all at `level`.

@@ -178,7 +178,8 @@ class DeviceConfig:
     """Threads that one graph runs on."""
     tune: bool = True
     """Compute convolutions in the ways that are fastest on this machine, found out once for each
-    task (needs `weigh`). If false, as every machine can: equal seeds then give equal bits."""
+    task, while there is nothing else to do (needs `weigh`). If false, as every machine can: equal
+    seeds then give equal bits."""
     providers: tuple[str, ...] = ("CPUExecutionProvider",)
     """Execution providers of onnxruntime, preferred first."""
     precision: Precision = "auto"

@@ -33,7 +33,13 @@ from edge_sdk.protocol.errors import GraphError, TensorError, TrainingError
 from edge_sdk.protocol.messages.local_rule import Precision
 from edge_sdk.protocol.plan.layout import ROOM_BYTES, Array, Raw, arrays_in_one
 from edge_sdk.protocol.plan.plan import Groups, ModelPlan
-from edge_sdk.protocol.task.codec import NO_WAYS, fitted, graph_opsets, without_ways
+from edge_sdk.protocol.task.codec import (
+    NO_WAYS,
+    fitted,
+    graph_nodes,
+    graph_opsets,
+    without_ways,
+)
 from edge_sdk.protocol.task.data_spec import DataSpec
 from edge_sdk.protocol.task.graphs import (
     CONTRIBUTED,
@@ -164,11 +170,16 @@ class Graphs:
             else:
                 outputs = session.run(names, dict(feeds))
         except RUNTIME_ERRORS as error:
-            if not ways_at(self.tuned, kept):
+            if not self._departs(entry, kept, batch):
                 raise TrainingError(f"{entry} failed: {error}") from error
-            log.debug("%s runs in the default ways from now on: %s", entry, error)
-            self.tuned = ()
-            return self.run(entry, feeds, kept, batch, held)
+            tuned, self.tuned = self.tuned, ()
+            try:
+                found = self.run(entry, feeds, kept, batch, held)
+            except TrainingError:
+                self.tuned = tuned  # the ways are not at fault
+                raise
+            self._forget_ways(entry, error)
+            return found
         for port, array in zip(entry.outputs, outputs, strict=True):
             if array.shape != (shape := shapes[port.name]):
                 raise GraphError(
@@ -194,28 +205,35 @@ class Graphs:
         return self._shapes[key]
 
     def _session(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> Any:
-        taken = entry.options(ways_at(self.tuned, kept), kept, batch)
-        _, slots = entry.without(taken)
-        # Sizes inside the file make it a graph of its own for these widths.
-        sizes = (slot.size.value(kept, batch) for slot in slots)
-        key = (entry.sha256, *(option.start for option in taken), *sizes)
-        if key not in self._sessions:
-            self._sessions[key] = self._opened(entry, kept, batch)
+        """Return an open session; in the default ways if the runtime refuses those chosen."""
+        ways = ways_at(self.tuned, kept)
+        if (key := _session_key(entry, kept, batch, ways)) not in self._sessions:
+            try:
+                opened = self.session(entry, kept, batch, ways)
+            except GraphError as error:
+                if not self._departs(entry, kept, batch):
+                    raise
+                opened = self.session(entry, kept, batch, NO_WAYS)
+                self._forget_ways(entry, error)
+                key = _session_key(entry, kept, batch, NO_WAYS)
+            self._sessions[key] = opened
             while len(self._sessions) > self.max_sessions:
                 self._sessions.popitem(last=False)
         self._sessions.move_to_end(key)
         return self._sessions[key]
 
-    def _opened(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> Any:
-        """Open a session; in the default ways if the runtime refuses those that were chosen."""
-        ways = ways_at(self.tuned, kept)
-        try:
-            return self.session(entry, kept, batch, ways)
-        except GraphError as error:
-            if not ways:
-                raise
-            log.debug("%s runs in the default ways: %s", entry, error)
-            return self.session(entry, kept, batch, NO_WAYS)
+    def _departs(self, entry: GraphEntry, kept: Sequence[int], batch: int) -> bool:
+        """True if a place of the graph is not computed in its default way."""
+        taken = entry.options(ways_at(self.tuned, kept), kept, batch)
+        return any(
+            option is not place.options[0]
+            for place, option in zip(entry.places, taken, strict=True)
+        )
+
+    def _forget_ways(self, entry: GraphEntry, error: Exception) -> None:
+        log.warning("%s: all values are computed in the default ways from now on: %s", entry, error)
+        self.tuned = ()
+        self.close()
 
     def session(
         self,
@@ -269,6 +287,10 @@ class Graphs:
                     f"{_words(says.get(name))} in the manifest"
                 )
         return session
+
+    def nodes(self, entry: GraphEntry, kept: Sequence[int], batch: int, ways: Ways) -> int | None:
+        """Return the number of nodes of a graph in these ways; None: it has loops."""
+        return graph_nodes(fitted(entry, self._checked_file(entry), kept, batch, ways))
 
     def _opsets(self, entry: GraphEntry) -> dict[str, int]:
         """Return the operator sets that a graph may use, by domain."""
@@ -348,16 +370,28 @@ class OnnxBackend:
         return self._graphs.providers
 
     @property
+    def has_ways(self) -> bool:
+        """True if a training step's values can be computed in several ways, on these providers."""
+        entries = self._graphs.manifest.graphs
+        places = any(entry.places for entry in entries if entry.kind == self._kind)
+        return places and self._graphs.providers == CPU
+
+    @property
     def tuned(self) -> tuple[Tuned, ...]:
         """Ways in which values are computed, by level; without any, each takes its default.
 
-        Each way rounds differently: equal bits need equal ways.
+        Each way rounds differently: equal bits need equal ways. Ways that the runtime fails in are
+        forgotten.
         """
         return self._graphs.tuned
 
     @tuned.setter
     def tuned(self, tuned: Sequence[Tuned]) -> None:
         self._graphs.tuned = tuple(tuned)
+        self._graphs.close()
+
+    def close(self) -> None:
+        """Close all graphs, which lets go of their memory; a training opens its own again."""
         self._graphs.close()
 
     def tune(
@@ -372,16 +406,22 @@ class OnnxBackend:
         """Measure in which ways a job's step takes the least time here; None: nothing to choose.
 
         `level`: the job's. Takes about `limit_s`, or less; nothing is trained, and `tuned` stays
-        as it is. Raises `TrainingStopped` when told to stop, and what `train` raises.
+        as it is. Raises `TrainingStopped` when told to stop, `NonFiniteError` if no way can be
+        compared with the default, and what `train` raises.
         """
+        if not self.has_ways:
+            return None
         objective = _Objective(self._graphs, job, self._kind)
         objective.batch(batch)
         entry, kept, size = objective.entry, objective.kept, objective.size
-        if not entry.places or self._graphs.providers != CPU:
+        if not entry.places:
             return None
 
         def open_session(ways: Ways, profile: str | None) -> Any:
             return self._graphs.session(entry, kept, size, ways, profile)
+
+        def nodes(ways: Ways) -> int | None:
+            return self._graphs.nodes(entry, kept, size, ways)
 
         weights = {name: np.asarray(array) for name, array in job.weights.items()}
         feeds = objective.feeds(weights)
@@ -393,6 +433,7 @@ class OnnxBackend:
                 open_session,
                 feeds,
                 (GraphError, *RUNTIME_ERRORS),
+                nodes=nodes,
                 level=level,
                 limit_s=limit_s,
                 should_stop=should_stop,
@@ -472,8 +513,8 @@ class _Objective:
 
     @property
     def spare(self) -> Raw | None:
-        """Memory of the gradients, when these are not needed any more."""
-        return self._held.whole
+        """Memory of the gradients, when these are not needed any more, or what they left of it."""
+        return self._held.spare
 
     def batch(self, batch: Batch) -> bool:
         """See `Objective`."""
@@ -546,6 +587,11 @@ class HeldOutputs:
         """The piece, which has room for all outputs and a little more; None: nothing is large."""
         self._arrays: dict[str, Array] = {}
 
+    @property
+    def spare(self) -> Raw | None:
+        """The piece, or the room for it if nothing is large; None: there is neither."""
+        return self._room if self.whole is None else self.whole
+
     def arrays(
         self,
         entry: GraphEntry,
@@ -570,6 +616,17 @@ class HeldOutputs:
             name: np.empty_like(array) if id(array) in inputs else array
             for name, array in self._arrays.items()
         }
+
+
+def _session_key(
+    entry: GraphEntry, kept: Sequence[int], batch: int, ways: Ways
+) -> tuple[object, ...]:
+    """Return a key of the file that a session is opened with."""
+    taken = entry.options(ways, kept, batch)
+    _, slots = entry.without(taken)
+    # Sizes inside the file make it a graph of its own for these widths.
+    sizes = (slot.size.value(kept, batch) for slot in slots)
+    return (entry.sha256, *(option.start for option in taken), *sizes)
 
 
 def gradient_kind(manifest: Manifest, providers: Sequence[str], precision: Precision) -> Kind:

@@ -10,7 +10,7 @@ import json
 import os
 import shutil
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -60,7 +60,7 @@ def measure_on_flower(
     The first round is not measured; `begin`'s result is called `rounds + 1` times. Raises
     `PeerError` or `FigureError` if the programs fail.
     """
-    programs = Path(python).absolute().parent
+    programs = programs_of(python)
     tick = begin(f"job {job.name.upper()} on Flower")
     with ExitStack() as stack:
         folder = Path(stack.enter_context(TemporaryDirectory(prefix="tessera-flower-")))
@@ -106,10 +106,18 @@ def measure_on_flower(
         for number in range(1, rounds + 2):
             ours.wait_until(lambda n=number: len(_lines(ended)) >= n, f"round {number} of Flower")  # type: ignore[misc]
             if number in (1, rounds + 1):
-                spent.append((sum(map(_tree_cpu_s, nodes)), _tree_cpu_s(link)))
+                brief = _trainers(folder / "trained.jsonl")
+                nodes_s = sum(cpu_s(lasting(each.pid, brief)) for each in nodes)
+                spent.append((nodes_s, cpu_s(lasting(link.pid))))
             tick()
-        lasting = max(map(_tree_bytes, nodes))
-        return row_of(job, _lines(ended), _lines(folder / "trained.jsonl"), spent, lasting)
+        brief = _trainers(folder / "trained.jsonl")
+        held = max(resident_bytes(lasting(each.pid, brief)) for each in nodes)
+        return row_of(job, _lines(ended), _lines(folder / "trained.jsonl"), spent, held)
+
+
+def programs_of(python: str) -> Path:
+    """Return the folder of an interpreter, which may be the name of a program on the path."""
+    return Path(shutil.which(python) or python).absolute().parent
 
 
 def row_of(
@@ -197,23 +205,36 @@ def _listens(port: int) -> bool:
     return True
 
 
-def _tree(program: ChildProcess) -> list[psutil.Process]:
-    own = psutil.Process(program.pid)
-    return [own, *own.children(recursive=True)]
+def _trainers(path: Path) -> frozenset[int]:
+    """Return the ids of processes that trained and told so; some may not have ended yet."""
+    return frozenset(line["pid"] for line in _lines(path))
 
 
-def _tree_cpu_s(program: ChildProcess) -> float:
-    """Return the CPU seconds of a program and its living children."""
+def lasting(pid: int, brief: Collection[int] = ()) -> list[psutil.Process]:
+    """Return a program's process and those it began, without brief ones and what these began."""
+    found, heads = [], [psutil.Process(pid)]
+    while heads:
+        each = heads.pop()
+        if each.pid not in brief:
+            found.append(each)
+            with suppress(psutil.NoSuchProcess):
+                heads += each.children()
+    return found
+
+
+def cpu_s(processes: Iterable[psutil.Process]) -> float:
+    """Return the CPU seconds of those that live."""
     total = 0.0
-    for each in _tree(program):
+    for each in processes:
         with suppress(psutil.NoSuchProcess):
             total += sum(each.cpu_times()[:2])
     return total
 
 
-def _tree_bytes(program: ChildProcess) -> int:
+def resident_bytes(processes: Iterable[psutil.Process]) -> int:
+    """Return the resident memory of those that live."""
     total = 0
-    for each in _tree(program):
+    for each in processes:
         with suppress(psutil.NoSuchProcess):
             total += each.memory_info().rss
     return total

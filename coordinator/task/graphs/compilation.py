@@ -154,14 +154,19 @@ def _sources(task: Task, distillation: bool, class_masks: bool) -> list[_Source]
 def _build_half(
     task: Task, class_masks: bool, levels: Sequence[float], batch_sizes: Sequence[int]
 ) -> list[_Built]:
-    """Build the gradient graphs in float16; none if one of them is too coarse."""
+    """Build the gradient graphs in float16; none if one of them is too coarse or cannot be made.
+
+    They only save time, so no failure of them is one of the task.
+    """
     scores = class_masks and task.loss_name == "cross-entropy"
     trace = partial(trace_gradient, task, class_masks=scores, loss_scale=LOSS_SCALE)
     try:
         return _build(task, _Source(trace, (HALF,)), levels, batch_sizes)
     except CoarseError as error:
         logger.warning("there are no graphs in float16: %s", error)
-        return []
+    except Exception as error:
+        logger.warning("there are no graphs in float16: %s", error, exc_info=True)
+    return []
 
 
 def _build(

@@ -47,7 +47,7 @@ from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.train.backend import Backend, Job
-from edge_sdk.train.tuning import Tuned
+from edge_sdk.train.tuning import PROFILE_BYTES, Tuned
 
 log = logging.getLogger(__name__)
 
@@ -142,7 +142,8 @@ class KeptCosts:
     machine: MachineKey
     calibration: Calibration
     learned: Learned = field(default_factory=Learned)
-    tuned: tuple[Tuned, ...] = ()
+    tuned: tuple[Tuned, ...] | None = None
+    """The fastest ways; empty: there are none, None: nobody has looked."""
     version: int = FILE_VERSION
 
 
@@ -227,10 +228,18 @@ def calibrate(
 
 
 @runtime_checkable
-class Tunable(Protocol):
+class Tunable(Backend, Protocol):
     """A backend that can compute values in several ways; see `OnnxBackend`."""
 
     tuned: tuple[Tuned, ...]
+    """Those in use, which it forgets if the runtime fails in them."""
+
+    @property
+    def has_ways(self) -> bool:
+        """True if there is a choice for this task on this machine."""
+
+    def close(self) -> None:
+        """Let go of the memory of what is open; a training opens it again."""
 
     def tune(
         self,
@@ -252,46 +261,63 @@ def tune(
     batch: int = TUNING_BATCH,
     room_bytes: float | None = None,
     limit_s: float = TUNING_S,
+    found: dict[float, Tuned] | None = None,
     should_stop: Callable[[], bool] = lambda: False,
-) -> tuple[Tuned, ...]:
+) -> tuple[Tuned, ...] | None:
     """Find the fastest ways at each level, the smallest first; backends without choices have none.
 
-    Levels for which there is no room or time go without; they take the ways of the nearest. See
-    `calibrate`.
+    Levels for which there is no room or time go without; they take the ways of the nearest. None:
+    there is no room for any. `found`: ways at levels that are known; those that are found are added
+    one by one, so that they last when this is stopped. See `calibrate`.
     """
     data = backend.data
     if data is None or manifest is None or not isinstance(backend, Tunable):
         return ()
-    if not any(entry.places for entry in manifest.graphs):
+    if not backend.has_ways:
         return ()
-    found: list[Tuned] = []
+    found = {} if found is None else found
     ends = time.perf_counter() + limit_s
-    order = sorted(set(levels))
+    order = sorted({*levels} - {*found})
+    tried = bool(found)
     for number, level in enumerate(order):
-        if (left_s := ends - time.perf_counter()) <= 0:
-            break
+        left_s = ends - time.perf_counter()
         sizes = _batch_sizes(backend.plan, manifest, level, batch)
         if not sizes:
             continue
         size = batch if batch in sizes else sizes[-1]
         work = work_at(backend.plan, manifest, level, size)
-        # Two sessions take turns.
-        needed = 2 * memory_bound(work, batch_bytes(data, size), RULE, Encoding())
+        # Two sessions take turns, and the runtime notes the times of one.
+        needed = 2 * memory_bound(work, batch_bytes(data, size), RULE, Encoding()) + PROFILE_BYTES
         if room_bytes is not None and needed > room_bytes:
             continue
-        random = stream(0, "calibration", size)
-        inputs = tuple(_array(spec, size, random) for spec in data.inputs)
-        tuned = backend.tune(
-            _job(backend.plan, level, 0),
-            Batch(inputs, _array(data.targets, size, random)),
-            level=level,
-            limit_s=left_s / (len(order) - number),
-            should_stop=should_stop,
-        )
+        tried = True
+        if left_s <= 0:
+            break
+        tuned = _tune_level(backend, data, level, size, left_s / (len(order) - number), should_stop)
         if tuned is not None:
             log.info("ways to compute at level %g: %s", level, tuned, extra=fact("tuned"))
-            found.append(tuned)
-    return tuple(found)
+            found[level] = tuned
+    return tuple(found[level] for level in sorted(found)) if tried else None
+
+
+def _tune_level(
+    backend: Tunable,
+    data: DataSpec,
+    level: float,
+    size: int,
+    limit_s: float,
+    should_stop: Callable[[], bool],
+) -> Tuned | None:
+    random = stream(0, "calibration", size)
+    inputs = tuple(_array(spec, size, random) for spec in data.inputs)
+    batch = Batch(inputs, _array(data.targets, size, random))
+    for constant in (0, 1):
+        job = _job(backend.plan, level, constant)
+        try:
+            return backend.tune(job, batch, level=level, limit_s=limit_s, should_stop=should_stop)
+        except NonFiniteError as error:  # see `_time_steps`
+            log.debug("level %g, constants %d: %s", level, constant, error)
+    return None
 
 
 def _sample(

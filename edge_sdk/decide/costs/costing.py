@@ -6,6 +6,10 @@ For the thread that trains. A calibration takes a few seconds. It runs when a ta
 machine has changed, and when predictions are off by more than a quarter: then between rounds, while
 the device has nothing else to do. Corrections by rounds are written once a minute: a crash loses no
 more than those.
+
+The first calibration is of the default ways to compute, so that a device soon has an answer to a
+round. The fastest ways are looked for when it has nothing to do, and are taken once a calibration
+in them has succeeded.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import math
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from edge_sdk.decide.costs.calibration import (
     LIMIT_S,
@@ -31,6 +35,7 @@ from edge_sdk.decide.costs.calibration import (
 from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.costs.model import (
     MARGIN,
+    Calibration,
     CostModel,
     Known,
     Learned,
@@ -40,6 +45,7 @@ from edge_sdk.decide.costs.model import (
 )
 from edge_sdk.decide.costs.work import batch_bytes, forward_work, work_at
 from edge_sdk.machine.energy import EnergyMeter, Watts, probed_watts
+from edge_sdk.machine.libraries import release_heap
 from edge_sdk.machine.resident import resident_bytes
 from edge_sdk.machine.snapshot import Probe
 from edge_sdk.program.logs import fact
@@ -54,6 +60,8 @@ log = logging.getLogger(__name__)
 
 KEEP_S = 60.0
 """Seconds between two writes of what rounds teach."""
+REFUSED_S = 60.0
+"""Least seconds until costs may be measured again on a device that was not allowed to."""
 SENSORS_S = 60.0
 """Seconds after which it is found out again which sensors tell the power."""
 
@@ -85,8 +93,8 @@ class Costing:
 
         `samples`: number that the device has. `memory_share`: share of available memory that a
         calibration may use. `may_measure`: True if the device may train now; a calibration waits
-        until then. `tunes`: the backend computes in the ways that are fastest here. `busy`:
-        processor time of this program so far, in seconds; None: not known.
+        until then. `tunes`: the backend computes in the ways that are fastest here, once `renew`
+        has found them. `busy`: processor time of this program so far, in seconds; None: not known.
         `keep_s`: seconds between two writes. Raises what the backend raises.
         """
         self._backend = backend
@@ -98,14 +106,15 @@ class Costing:
         self._samples = samples
         self._memory_share = memory_share
         self._may_measure = may_measure
-        places = manifest is not None and any(entry.places for entry in manifest.graphs)
-        self._tunes = tunes and places and isinstance(backend, Tunable)
+        tunable = isinstance(backend, Tunable) and backend.has_ways
+        self._tunable = cast(Tunable, backend) if tunes and tunable else None
         self._clock = clock
         self._busy = busy
         self._keep_s = keep_s
         self._kept_at = -math.inf
         self._held_bytes = 0
         """Bytes by which training has made this process larger."""
+        self._refused_at = -math.inf
         self._failed_at: float | None = None
         """Bytes that were available for a calibration that failed."""
         self._watts: tuple[float, Watts] | None = None
@@ -114,17 +123,20 @@ class Costing:
             probe.snapshot(),
             providers=providers,
             threads=threads,
-            graphs=manifest.hash if self._tunes and manifest is not None else None,
+            graphs=None if self._tunable is None else manifest.hash,
         )
         kept = None if path is None else load(path)
         why = why_calibrate(kept, self._machine)
         self._model: CostModel | None = None
-        self.tuned: tuple[Tuned, ...] = ()
-        """The ways that were fastest, by level; empty: not measured, or there is no choice."""
-        if self._tunes and kept is not None and self._machine.changed(kept.machine) is None:
-            self._take(kept.tuned)
-        self._sought = not self._tunes or bool(self.tuned)
-        """True if the fastest ways were looked for, or nobody wants them."""
+        self._looked = False
+        """True if the fastest ways were looked for, now or by an earlier process."""
+        self._gave_up = False
+        """True if this process does not look for them any more."""
+        self._found: dict[float, Tuned] = {}
+        """The fastest ways at levels, which are not in use yet."""
+        if self._tunable is not None and kept is not None and kept.tuned is not None:
+            self._looked = self._machine.changed(kept.machine) is None
+            self._tunable.tuned = kept.tuned if self._looked else ()
         if kept is None or why is not None:
             self._measure(why or "nothing was measured yet", Learned())
         else:
@@ -134,8 +146,7 @@ class Costing:
         """See `Costs`. Before anything could be measured, a level takes forever."""
         if self._model is None and self._room() > 1.2 * (self._failed_at or 0.0):
             within_s = min(LIMIT_S, opened.bid_s / 2)
-            # The round waits for a bid, and not for the fastest ways; `renew` looks for them.
-            self._measure("it was not possible before", Learned(), within_s, tunes=False)
+            self._measure("it was not possible before", Learned(), within_s)
         if self._model is None:
             return tuple(self._unmeasured(level, opened) for level in levels)
         return self._model.predict(
@@ -143,21 +154,37 @@ class Costing:
         )
 
     @property
+    def tuned(self) -> tuple[Tuned, ...]:
+        """The fastest ways, by level, which are in use; empty: none, or none are known."""
+        return () if self._tunable is None else self._tunable.tuned
+
+    @property
+    def seeks(self) -> bool:
+        """True if the fastest ways are still to be looked for."""
+        return self._tunable is not None and not self._looked and not self._gave_up
+
+    @property
     def is_off(self) -> bool:
         """See `Costs`."""
-        return self._model is not None and self._model.learned.is_off
+        if self._model is None or self._clock() - self._refused_at < REFUSED_S:
+            return False
+        return self._model.learned.is_off or self.seeks
 
     def renew(self, should_stop: Callable[[], bool]) -> None:
         """See `Costs`."""
         if self._model is None or should_stop():
             return
+        if (
+            not self._may_measure()
+        ):  # such as on a low battery, which must not be asked all the time
+            self._refused_at = self._clock()
+            return
         learned = self._model.learned
-        if learned.is_off:
+        if self.seeks:
+            self._seek(lambda: should_stop() or not self._may_measure())
+        elif learned.is_off:
             why = f"predictions are off by {learned.off:.0%}"
             self._measure(why, learned.recalibrated(), should_stop=should_stop)
-        elif not self._sought:
-            why = "the fastest ways to compute are not known"
-            self._measure(why, learned, should_stop=should_stop)
 
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """See `Costs`. Before anything could be measured, only its memory is known."""
@@ -185,64 +212,109 @@ class Costing:
         learned: Learned,
         limit_s: float = LIMIT_S,
         should_stop: Callable[[], bool] = lambda: False,
-        *,
-        tunes: bool = True,
     ) -> None:
         if not self._may_measure():
             return
         log.info("measuring the costs of levels: %s", why, extra=fact("calibrating"))
-        room, before = self._room(), resident_bytes()
-        limit_bytes = None if math.isinf(room) else room
+        room = self._room()
         try:
-            if tunes and not self._sought:
-                self._tune(limit_bytes, lambda: should_stop() or not self._may_measure())
-            calibration = calibrate(
+            calibration = self._calibrated(room, limit_s, should_stop)
+        except TrainingStopped:
+            log.info("not measured: there is something to do", extra=fact("calibrating"))
+        except TrainingError as error:
+            log.warning("the costs of levels are unknown: %s", error, extra=fact("calibrating"))
+            self._failed_at = room
+        else:
+            self._adopt(calibration, learned)
+
+    def _calibrated(
+        self, room: float, limit_s: float, should_stop: Callable[[], bool]
+    ) -> Calibration:
+        """Time steps in the ways that are in use. Raises as `calibrate`."""
+        self._let_go()
+        before = resident_bytes()
+        try:
+            return calibrate(
                 self._backend,
                 self._manifest,
                 levels=self._levels,
-                room_bytes=limit_bytes,
-                held_bytes=self._held_bytes + max(0, resident_bytes() - before),
+                room_bytes=None if math.isinf(room) else room,
+                held_bytes=self._held_bytes,
                 watts=self.watts(),
                 limit_s=limit_s,
                 clock=self._clock,
                 should_stop=should_stop,
             )
-        except TrainingStopped:
-            log.info("not measured: there is something to do", extra=fact("calibrating"))
-            return
-        except TrainingError as error:
-            log.warning("the costs of levels are unknown: %s", error, extra=fact("calibrating"))
-            self._failed_at = room
-            return
         finally:
             self._held_bytes += max(0, resident_bytes() - before)
-        kept = KeptCosts(
-            machine=self._machine, calibration=calibration, learned=learned, tuned=self.tuned
-        )
+
+    def _adopt(self, calibration: Calibration, learned: Learned) -> None:
+        """Predict by a calibration, and keep it."""
+        kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
         self._keep(always=True)
 
-    def _tune(self, room_bytes: float | None, should_stop: Callable[[], bool]) -> None:
-        """Look for the fastest ways. They only save time: without them, the defaults are taken."""
+    def _seek(self, should_stop: Callable[[], bool]) -> None:
+        """Look for the fastest ways; take them if a calibration in them succeeds.
+
+        They only save time: with any failure, the defaults stay.
+        """
+        if self._tunable is None or self._model is None or should_stop():
+            return
+        log.info("looking for the fastest ways to compute", extra=fact("calibrating"))
+        self._gave_up = True
         try:
-            found = tune(
+            found = self._tune(should_stop)
+            if found is None:
+                return
+            self._tunable.tuned = found
+            if not any(each.ways for each in found):  # costs were measured in the default ways
+                self._looked = True
+                self._keep(always=True)
+                return
+            try:
+                calibration = self._calibrated(self._room(), LIMIT_S, should_stop)
+            except BaseException:
+                self._tunable.tuned = ()
+                raise
+        except TrainingStopped:
+            log.info("not finished: there is something to do", extra=fact("calibrating"))
+            self._gave_up = False
+        except (TesseraError, OSError, ValueError) as error:
+            log.warning("values are computed in the default ways: %s", error, extra=fact("tuned"))
+        else:
+            self._looked = True
+            self._adopt(calibration, self._model.learned.recalibrated())
+
+    def _tune(self, should_stop: Callable[[], bool]) -> tuple[Tuned, ...] | None:
+        """Return the fastest ways; None: there is no room to find them. What is found is kept when
+        this is stopped. Memory that this leaves is no training's, so it does not count as held.
+        """
+        self._let_go()
+        room = self._room()
+        try:
+            return tune(
                 self._backend,
                 self._manifest,
                 levels=self._levels,
-                room_bytes=room_bytes,
+                room_bytes=None if math.isinf(room) else room,
+                found=self._found,
                 should_stop=should_stop,
             )
-        except TrainingStopped:
-            raise
-        except (TesseraError, OSError, ValueError) as error:
-            log.warning("values are computed in the default ways: %s", error, extra=fact("tuned"))
-            found = ()
-        self._sought = True
-        self._take(found)
+        finally:
+            self._give_back()
 
-    def _take(self, tuned: tuple[Tuned, ...]) -> None:
+    def _let_go(self) -> None:
+        """Give back what earlier trainings left in memory, which is not held any more."""
+        before = resident_bytes()
+        self._give_back()
+        self._held_bytes = max(0, self._held_bytes - max(0, before - resident_bytes()))
+
+    def _give_back(self) -> None:
+        """Give memory that is not in use back to the system."""
         if isinstance(self._backend, Tunable):
-            self.tuned = self._backend.tuned = tuned
+            self._backend.close()
+        release_heap()
 
     def watts(self) -> Watts:
         """Return a reader of the device's power, whose sensors are looked for once a minute."""
@@ -307,7 +379,7 @@ class Costing:
             machine=self._machine,
             calibration=self._model.calibration,
             learned=self._model.learned,
-            tuned=self.tuned,
+            tuned=self.tuned if self._looked else None,
         )
         try:
             save(self._path, kept)

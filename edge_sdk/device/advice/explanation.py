@@ -54,8 +54,10 @@ class Explanation:
     """The reason why levels were not weighed; None: they were."""
     paused: str | None = None
     """Since and until when the device is paused; None: it is not."""
-    tuned: tuple[Tuned, ...] = ()
-    """The fastest ways to compute on this machine, by level."""
+    tuned: tuple[Tuned, ...] | None = ()
+    """The fastest ways to compute on this machine, by level, with which costs were measured; empty:
+    the default ones, None: these, too, until the device has looked for faster ones.
+    """
 
     def lines(self) -> Iterator[str]:
         """Write the explanation for a person."""
@@ -88,6 +90,9 @@ class Explanation:
         if self.tuned:
             yield "ways to compute"
             yield from (f"  {each.level:>5.0%}  {each}" for each in self.tuned)
+        elif self.tuned is None:
+            yield "ways to compute"
+            yield "  the default ones; the device looks for faster ones when it has nothing to do"
         yield "decision"
         yield f"  {self.decision.reason}"
         yield "for the next level up"
@@ -125,7 +130,7 @@ class Explanation:
                 {"level": each.level, "share": each.share, "code": each.code, "reason": each.reason}
                 for each in self.verdicts
             ],
-            "ways": [to_plain(each) for each in self.tuned],
+            "ways": None if self.tuned is None else [to_plain(each) for each in self.tuned],
             "level": self.decision.level,
             "code": self.decision.code,
             "passes": self.decision.passes,
@@ -172,7 +177,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
 
 def _sight(
     config: DeviceConfig, probe: Probe, folder: Path
-) -> tuple[Sight, str | None, DeviceConfig, tuple[Tuned, ...]]:
+) -> tuple[Sight, str | None, DeviceConfig, tuple[Tuned, ...] | None]:
     """Look at the device; also return why levels are not weighed, or None if they are.
 
     The third is the configuration, with the levels that the task has graphs for, if it is known;
@@ -196,7 +201,8 @@ def _sight(
         costs = make_costing(config, probe, backend, manifest, folder, samples or opened.batch_size)
         # The round on disk is old: how far the model has grown since is not known.
         whole = replace(opened, largest=1.0)
-        return Observer(config.policy, probe, costs).look(whole), None, config, costs.tuned
+        tuned = None if costs.seeks else costs.tuned
+        return Observer(config.policy, probe, costs).look(whole), None, config, tuned
     except FileNotFoundError:
         why = f"costs are known once this device has taken part in {config.task}"
         return alone, why, config, ()

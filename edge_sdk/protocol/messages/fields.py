@@ -35,8 +35,11 @@ MAX_COUNT = 2**53
 """Largest whole number: every language has it, and it is exact as float64."""
 MAX_ENTRIES = 2**14
 """Most entries of any array or map."""
+MAX_DEPTH = 32
+"""Most arrays and maps within each other. Python cannot even show a thousand in an error."""
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_NESTING = (list, dict)
 
 
 class Form(NamedTuple):
@@ -90,10 +93,27 @@ def unpack_map(data: bytes | memoryview, what: str, max_bytes: int) -> dict[str,
         raise MessageError(f"these bytes are not {what}: {error}") from error
     if not isinstance(content, dict) or "v" not in content:
         raise MessageError(f"these bytes are not {what}: no map with a version")
+    if _is_deep(content):
+        raise MessageError(f"these bytes are not {what}: over {MAX_DEPTH} values in each other")
     if content["v"] != VERSION or type(content["v"]) is not int:
         theirs = repr(content["v"])[:40]
         raise MessageError(f"version {theirs} of {what} is unknown; this side has {VERSION}")
     return content
+
+
+def _is_deep(content: dict[str, Any]) -> bool:
+    """True if arrays and maps are deeper in each other than in any message."""
+    layer: list[Any] = [content]
+    for _ in range(MAX_DEPTH):
+        layer = [
+            inner
+            for each in layer
+            for inner in (each.values() if isinstance(each, dict) else each)
+            if isinstance(inner, _NESTING)
+        ]
+        if not layer:
+            return False
+    return True
 
 
 def write_fields(message: Any, forms: Forms) -> dict[str, Any]:

@@ -78,7 +78,7 @@ def decode_plan(data: bytes, *, expected_hash: str | None = None) -> ModelPlan:
         raise PlanError(f"this is plan {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
         plan = _decode(unpacked(body, PlanError, "a plan"), unpacked(costs, PlanError, "a plan"))
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise PlanError(f"the plan's bytes have the wrong structure: {error}") from error
     if plan.encoded != data:
         raise PlanError("the plan is not in canonical form")

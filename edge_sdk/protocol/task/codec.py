@@ -101,7 +101,7 @@ def decode_manifest(data: bytes, *, expected_hash: str | None = None) -> Manifes
         raise GraphError(f"this is manifest {digest.hex()[:12]}…, not {expected_hash[:12]}…")
     try:
         manifest = _decode_body(unpacked(body, GraphError, "a manifest of graphs"))
-    except (TypeError, ValueError, IndexError, KeyError, OverflowError) as error:
+    except (TypeError, ValueError, IndexError, KeyError, OverflowError, RecursionError) as error:
         raise GraphError(f"the manifest's bytes have the wrong structure: {error}") from error
     if manifest.encoded != data:
         raise GraphError("the manifest is not in canonical form")
@@ -126,6 +126,24 @@ def graph_opsets(data: bytes) -> tuple[int, dict[str, int]]:
             domain = bytes(name).decode(errors="replace")
             opsets["" if domain == "ai.onnx" else domain] = version
     return ir_version, opsets
+
+
+def graph_nodes(data: bytes) -> int | None:
+    """Return the number of nodes of an ONNX file; None if some of them hold a graph, whose nodes
+    may run any number of times.
+
+    Raises `GraphError` for bytes that are not protobuf.
+    """
+    count = 0
+    # A field that occurs in several pieces is all of them together: of the file, its graph; of a
+    # graph, its nodes (1); of a node, its attributes (5); of an attribute, its graphs (6 and 11).
+    for graph in _parts(memoryview(data), 7):
+        for node in _parts(graph, 1):
+            count += 1
+            for attribute in _parts(node, 5):
+                if _parts(attribute, 6, 11):
+                    return None
+    return count
 
 
 def fitted(
@@ -202,6 +220,12 @@ def _fields(data: memoryview) -> list[tuple[int, int | memoryview]]:
         fields.append((key >> 3, data[at : at + size]))
         at += size
     return fields
+
+
+def _parts(data: memoryview, *numbers: int) -> list[memoryview]:
+    """Return the messages in these fields of one."""
+    found = _fields(data)
+    return [value for number, value in found if number in numbers and isinstance(value, memoryview)]
 
 
 def _varint(data: memoryview, at: int) -> tuple[int, int]:
@@ -394,6 +418,8 @@ def _decode_port(port: Any) -> Port:
 def _decode_size(size: Any) -> SizeTerm:
     coefficient, axes, batch, *rest = size
     (more,) = rest or [[]]
+    if any(len(term) > 3 for term in more):
+        raise GraphError("a summand of a size has summands of its own")
     terms = tuple(_decode_size(term) for term in more)
     return SizeTerm(count(coefficient), counts(axes), flag(batch), terms)
 

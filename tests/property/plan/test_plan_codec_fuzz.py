@@ -174,3 +174,10 @@ def test_decode_refuses_a_length_that_is_not_there(header: bytes) -> None:
     for attempt in (data, sealed(data)):
         with pytest.raises(PlanError):
             decode_plan(attempt)
+
+
+@pytest.mark.parametrize("depth", [500, 1000])
+def test_decode_checks_deep_nesting_at_every_node(depth: int) -> None:
+    for body in grafts(msgpack.unpackb(body_of(PLAN)), "here"):
+        deep = b"\x91" * depth + b"\xc0"
+        accept_or_refuse(sealed(msgpack.packb(body).replace(msgpack.packb("here"), deep)))

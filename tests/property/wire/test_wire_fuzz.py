@@ -346,6 +346,31 @@ def test_decoder_checks_every_node_of_a_message(name: str, branch: Any) -> None:
     check_swaps(GOLDEN[name], branch, accept_or_refuse, bytes)
 
 
+def deep_swaps(golden: bytes, opening: bytes) -> list[bytes]:
+    """Messages with deeply nested values in the place of one node; Python cannot even show them."""
+    deep = opening * 1000 + b"\xc0"
+    trees = swaps(msgpack.unpackb(golden), "here")
+    return [msgpack.packb(tree).replace(msgpack.packb("here"), deep) for tree in trees]
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k"])
+@pytest.mark.parametrize("name", GOLDEN)
+def test_decoder_checks_deep_nesting_at_every_node(name: str, opening: bytes) -> None:
+    for data in deep_swaps(GOLDEN[name], opening):
+        accept_or_refuse(data)
+
+
+@pytest.mark.parametrize("opening", [b"\x91", b"\x81\xa1k"])
+def test_decoder_checks_deep_nesting_in_movements_and_statistics(opening: bytes) -> None:
+    length = int.from_bytes(MOVEMENT[:4], "little")
+    header, tail = MOVEMENT[4 : 4 + length], MOVEMENT[4 + length :]
+    for data in deep_swaps(header, opening):
+        accept_or_refuse_movement(len(data).to_bytes(4, "little") + data + tail)
+    for data in deep_swaps(STATISTICS, opening):
+        with suppress(MessageError):
+            decode_statistics(NORM, LEVEL_GROUPS, data)
+
+
 @law
 @given(branch=structures)
 def test_decoder_checks_every_node_of_a_movement(branch: Any) -> None:

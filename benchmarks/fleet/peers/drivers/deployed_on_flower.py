@@ -7,6 +7,7 @@ files: one gets a line when a round ends, the other a line for each process that
 from __future__ import annotations
 
 import json
+import os
 import resource
 import time
 from collections.abc import Iterable
@@ -48,7 +49,7 @@ def train_device(message: Message, context: Context) -> Message:
     # A process trains once and ends: nobody could read its time from outside.
     peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     line = {"round": number, "cpu_s": time.process_time(), "peak_bytes": peak_kb * 1024}
-    _add_line(settings["trained"], line)
+    _add_line(settings["trained"], line | {"pid": os.getpid()})
     return answer
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,14 @@ from benchmarks.fleet.peers.measure import BARE, OURS, PeerError, Simulator
 from benchmarks.network.deployed.job import SMALL
 from benchmarks.network.peers import beside
 from benchmarks.network.peers.beside import Beside, SystemRow, beside_figures, measure_beside
-from benchmarks.network.peers.flower import row_of, write_app
+from benchmarks.network.peers.flower import (
+    cpu_s,
+    lasting,
+    programs_of,
+    resident_bytes,
+    row_of,
+    write_app,
+)
 from benchmarks.network.stage.processes import MEASURABLE
 from benchmarks.report.progress import silent
 from edge_sdk.program.settings.reader import read_toml
@@ -45,6 +53,38 @@ def test_first_round_is_left_out() -> None:
     assert row.cpu_s == pytest.approx((6 + 18) / 6)
     assert row.server_cpu_s == pytest.approx(1.0)
     assert row.peak_mb == pytest.approx(10.000004)
+
+
+def test_interpreter_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    python = tmp_path / "python9.9"
+    python.write_text("#!/bin/sh\n")
+    python.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert programs_of("python9.9") == tmp_path
+    assert programs_of(str(python)) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    assert programs_of("./python9.9") == tmp_path
+    assert programs_of("other/python9.9") == tmp_path / "other"
+
+
+def test_process_that_trained_is_not_counted_again() -> None:
+    """It tells its own CPU and memory, and may live on for a while."""
+    child = "import sys, time; print('here', flush=True); time.sleep(60)"
+    code = (
+        f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}], "
+        "stdout=subprocess.PIPE); p.stdout.readline(); print(p.pid, flush=True); "
+        "sys.stdin.read(); p.kill(); p.wait()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    ) as node:
+        assert node.stdout is not None
+        trainer = int(node.stdout.readline())
+        assert {each.pid for each in lasting(node.pid)} == {node.pid, trainer}
+        assert {each.pid for each in lasting(node.pid, {trainer})} == {node.pid}
+        alone, both = lasting(node.pid, {trainer}), lasting(node.pid)
+        assert 0 < resident_bytes(alone) < resident_bytes(both)
+        assert 0 < cpu_s(alone) < cpu_s(both)
 
 
 @pytest.mark.parametrize("line", [ended(2, 110.0, answers=1), ended(2, 110.0, errors=1)])

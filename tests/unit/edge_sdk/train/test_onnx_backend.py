@@ -29,7 +29,7 @@ from edge_sdk.protocol.errors import (
     TrainingStopped,
 )
 from edge_sdk.protocol.messages.local_rule import LocalRule
-from edge_sdk.protocol.plan.layout import Array
+from edge_sdk.protocol.plan.layout import Array, Raw
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.streams import stream
 from edge_sdk.protocol.task.graphs import Manifest
@@ -111,6 +111,23 @@ def test_correction_is_added_to_every_gradient() -> None:
         np.testing.assert_allclose(got[name], weights[name] - start, rtol=1e-4, atol=1e-5)
     with pytest.raises(TensorError):
         backend.train(replace(job, correction={}), batches)
+
+
+@pytest.mark.parametrize("room_bytes", [2**20, None])
+def test_room_that_no_gradient_takes_is_left(room_bytes: int | None) -> None:
+    """Where no gradient is large, however large the model is."""
+    plan, manifest, files = bundle(Handmade())
+    room = None if room_bytes is None else np.empty(room_bytes, dtype=np.uint8)
+    given: list[Raw | None] = []
+
+    def subtract(_: Mapping[str, Array], lent: Raw | None) -> None:
+        given.append(lent)
+
+    job = replace(job_of(plan), owned=True, spare=room, subtract_start=subtract)
+    found = OnnxBackend(plan, manifest, files).train(job, batches_of([8, 5]))
+    (lent,) = given
+    assert lent is room
+    assert found.spare is room
 
 
 def norm(arrays: Mapping[str, Array]) -> float:

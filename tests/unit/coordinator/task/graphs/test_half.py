@@ -17,6 +17,7 @@ from torch import Tensor, nn
 import coordinator.task.graphs.compilation as compilation
 from coordinator.task.graphs.check import HALF_TOLERANCE, difference
 from coordinator.task.graphs.compilation import compile_graphs
+from coordinator.task.graphs.errors import GraphCompileError
 from coordinator.task.graphs.onnx.half import MULTIPLYING
 from coordinator.task.task import make_task
 from edge_sdk.data.arrays import Batch
@@ -206,6 +207,21 @@ def test_graph_that_is_too_coarse_is_left_out(
     graphs = compile_graphs(task_of(MODELS["mlp"]), levels=LEVELS, half=True)
     assert {each.kind for each in graphs.manifest.graphs} == {"gradient", "evaluate"}
     assert "no graphs in float16" in caplog.text
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no float16 here"), GraphCompileError("no cast")])
+def test_half_that_cannot_be_made_is_left_out(
+    error: Exception, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It only saves time."""
+
+    def fail(_: object) -> object:
+        raise error
+
+    monkeypatch.setattr(compilation, "in_half", fail)
+    graphs = compile_graphs(task_of(MODELS["mlp"]), levels=LEVELS, half=True)
+    assert {each.kind for each in graphs.manifest.graphs} == {"gradient", "evaluate"}
+    assert f"no graphs in float16: {error}" in caplog.text
 
 
 def test_half_is_made_only_if_asked_for() -> None:

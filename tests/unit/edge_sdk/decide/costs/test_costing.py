@@ -15,13 +15,15 @@ pytest.importorskip("torch", reason="needs torch: a task is compiled")
 from coordinator.task.graphs.compilation import compile_graphs
 from coordinator.task.task import Task
 from edge_sdk.data.arrays import Batch
+from edge_sdk.decide.costs import costing as costing_module
+from edge_sdk.decide.costs.calibration import calibrate as calibrated
 from edge_sdk.decide.costs.costing import Costing
 from edge_sdk.decide.costs.model import Known
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Cpu, MemoryState, Snapshot
-from edge_sdk.protocol.errors import GraphError, TrainingError
+from edge_sdk.protocol.errors import GraphError, TrainingError, TrainingStopped
 from edge_sdk.protocol.task.graphs import GraphPlace, GraphWay
-from edge_sdk.train.backend import Job
+from edge_sdk.train.backend import Job, Trained
 from edge_sdk.train.tuning import Tuned
 from tests.unit.edge_sdk.decide.costs import test_calibration as calibrations
 
@@ -48,10 +50,9 @@ class World:
             self.backend,
             self.manifest,
             self.path,
-            probe=StaticProbe(snapshot),
             levels=LEVELS,
             clock=self.backend.clock,
-            **{"keep_s": 0.0, **more},
+            **{"keep_s": 0.0, "probe": StaticProbe(snapshot), **more},
         )
 
     def seconds(self, costing: Costing, level: float = 1.0) -> float:
@@ -215,17 +216,22 @@ def test_nothing_is_measured_while_the_device_may_not_train(world: World) -> Non
 class Choosing(calibrations.LawfulBackend):
     """A backend that computes in several ways, and counts how often it is asked which is best."""
 
+    has_ways = True
+
     def __init__(self, task: Task) -> None:
         super().__init__(task)
         self.tuned: tuple[Tuned, ...] = ()
         self.asked: list[float] = []
         """Levels that were tried."""
+        self.found = {"0.conv forward": "blocked"}
 
-    def tune(self, job: Job, batch: Batch, *, level: float, **_: Any) -> Tuned:
+    def close(self) -> None:
+        """Nothing is open."""
+
+    def tune(self, job: Job, batch: Batch, *, level: float, **_: Any) -> Tuned | None:
         self.asked.append(level)
         kept = self.plan.kept_atoms(self.plan.choose(job.groups))
-        ways = {"0.conv forward": "blocked"}
-        return Tuned(level=level, kept=kept, ways=ways, places=3, default_s=2.0, step_s=1.0)
+        return Tuned(level=level, kept=kept, ways=self.found, places=3, default_s=2.0, step_s=1.0)
 
 
 @pytest.fixture
@@ -237,26 +243,49 @@ def choosing(world: World) -> World:
     return world
 
 
+def rested(choosing: World, **more: Any) -> Costing:
+    """Start, and have nothing to do for a while."""
+    costing = choosing.start(**{"tunes": True, **more})
+    if costing.is_off:
+        costing.renew(lambda: False)
+    return costing
+
+
+def kept(choosing: World) -> Any:
+    """The ways that are kept."""
+    return json.loads(choosing.path.read_text()).get("tuned")
+
+
 def test_fastest_ways_are_found_once_and_kept(choosing: World) -> None:
     choosing.backend = Choosing(choosing.task)
-    first = choosing.start(tunes=True)
+    first = rested(choosing)
     assert choosing.backend.asked == [0.25, 0.5, 1.0]
     assert [each.level for each in first.tuned] == [0.25, 0.5, 1.0]
     assert choosing.backend.tuned == first.tuned
     for _ in range(3):  # what rounds teach is kept beside them
         choosing.train(first, 1.2 * choosing.seconds(first))
     choosing.backend = again = Choosing(choosing.task)
-    assert choosing.start(tunes=True).tuned == first.tuned
+    assert rested(choosing).tuned == first.tuned
     assert again.tuned == first.tuned
     assert again.asked == []
     choosing.backend = other = Choosing(choosing.task)
-    choosing.start(Snapshot(cpu=Cpu(cores=2.0), memory=MACHINE.memory), tunes=True)
+    rested(choosing, snapshot=Snapshot(cpu=Cpu(cores=2.0), memory=MACHINE.memory))
     assert other.asked == [0.25, 0.5, 1.0]
+
+
+def test_first_bid_does_not_wait_for_the_fastest_ways(choosing: World) -> None:
+    choosing.backend = backend = Choosing(choosing.task)
+    costing = choosing.start(tunes=True)
+    assert backend.asked == []
+    assert backend.tuned == ()
+    assert choosing.seconds(costing) < math.inf
+    assert costing.seeks
+    assert costing.is_off
 
 
 def test_measuring_again_keeps_the_ways(choosing: World) -> None:
     choosing.backend = Choosing(choosing.task)
-    costing = choosing.start(tunes=True)
+    costing = rested(choosing)
     asked = list(choosing.backend.asked)
     for _ in range(10):
         choosing.train(costing, 3 * choosing.seconds(costing))
@@ -269,7 +298,7 @@ def test_measuring_again_keeps_the_ways(choosing: World) -> None:
 
 def test_default_ways_without_tuning_whatever_was_kept(choosing: World) -> None:
     choosing.backend = Choosing(choosing.task)
-    choosing.start(tunes=True)
+    rested(choosing)
     choosing.backend = usual = Choosing(choosing.task)
     assert choosing.start().tuned == ()
     assert usual.tuned == ()
@@ -289,6 +318,21 @@ def test_round_does_not_wait_for_the_fastest_ways(choosing: World) -> None:
         assert backend.tuned == costing.tuned != ()
 
 
+def test_nothing_is_sought_while_the_device_may_not_train(choosing: World) -> None:
+    choosing.backend = backend = Choosing(choosing.task)
+    allowed = [True]
+    costing = choosing.start(tunes=True, may_measure=lambda: allowed[0])
+    allowed[0] = False
+    costing.renew(lambda: False)
+    assert backend.asked == []
+    off = [costing.is_off]  # its sensors are not asked all the time
+    backend.now += 60
+    assert [*off, costing.is_off] == [False, True]
+    allowed[0] = True
+    costing.renew(lambda: False)
+    assert backend.asked == [0.25, 0.5, 1.0]
+
+
 @pytest.mark.parametrize("error", [GraphError("no"), TrainingError("no"), OSError(28, "full")])
 def test_tuning_that_fails_leaves_the_default_ways(choosing: World, error: Exception) -> None:
     class Failing(Choosing):
@@ -296,19 +340,195 @@ def test_tuning_that_fails_leaves_the_default_ways(choosing: World, error: Excep
             raise error
 
     choosing.backend = backend = Failing(choosing.task)
-    costing = choosing.start(tunes=True)
+    costing = rested(choosing)
     assert choosing.seconds(costing) < math.inf
     assert costing.tuned == backend.tuned == ()
+    assert not costing.is_off  # the next start tries again
+    assert kept(choosing) is None
+
+
+@pytest.mark.parametrize("found", [{}, None])
+def test_nothing_found_is_kept(choosing: World, found: dict[str, str] | None) -> None:
+    """Neither a step that no way makes faster nor a machine that is too slow to tell."""
+
+    class Finding(Choosing):
+        def tune(self, job: Job, batch: Batch, *, level: float, **more: Any) -> Tuned | None:
+            tuned = super().tune(job, batch, level=level, **more)
+            return tuned if found is not None else None
+
+    choosing.backend = first = Finding(choosing.task)
+    first.found = found or {}
+    costing = choosing.start(tunes=True)
+    steps = len(first.trained)
+    costing.renew(lambda: False)
+    assert len(first.trained) == steps  # the default ways were measured already
+    assert not costing.is_off
+    assert [each["ways"] for each in kept(choosing)] == ([] if found is None else [{}] * 3)
+    choosing.backend = second = Finding(choosing.task)
+    assert not rested(choosing).is_off
+    assert first.asked == [0.25, 0.5, 1.0]
+    assert second.asked == []
+
+
+def test_search_without_room_is_for_the_next_start(choosing: World) -> None:
+    class Filling:
+        now = MACHINE
+
+        def snapshot(self) -> Snapshot:
+            return self.now
+
+    choosing.backend = backend = Choosing(choosing.task)
+    probe = Filling()
+    costing = choosing.start(tunes=True, probe=probe)
+    probe.now = Snapshot(memory=MemoryState(available_bytes=1e6))
+    costing.renew(lambda: False)
+    assert not costing.is_off
+    assert kept(choosing) is None
+    assert backend.asked == []
+    assert rested(choosing).tuned != ()
+
+
+def test_file_that_says_nothing_of_ways_was_never_searched_for(choosing: World) -> None:
+    """Such as one of an earlier version."""
+    choosing.backend = Choosing(choosing.task)
+    rested(choosing)
+    content = json.loads(choosing.path.read_text())
+    assert content.pop("tuned")
+    choosing.path.write_text(json.dumps(content))
+    choosing.backend = again = Choosing(choosing.task)
+    costing = choosing.start(tunes=True)
+    assert again.trained == []
+    assert costing.is_off
+    costing.renew(lambda: False)
+    assert again.asked == [0.25, 0.5, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [(TrainingStopped(0), True), (TrainingError("no"), False), (GraphError("no"), False)],
+)
+def test_ways_count_only_with_a_calibration_in_them(
+    choosing: World, error: Exception, again: bool
+) -> None:
+    class Failing(Choosing):
+        failures: int = 1
+
+        def train(self, *arguments: Any, **more: Any) -> Trained:
+            if self.tuned and self.failures:
+                self.failures -= 1
+                raise error
+            return super().train(*arguments, **more)
+
+    choosing.backend = backend = Failing(choosing.task)
+    costing = choosing.start(tunes=True)
+    predicted = choosing.seconds(costing)
+    costing.renew(lambda: False)
+    assert costing.tuned == backend.tuned == ()
+    assert choosing.seconds(costing) == predicted
+    assert kept(choosing) is None
+    assert costing.is_off == again
+    costing.renew(lambda: False)
+    assert backend.asked == [0.25, 0.5, 1.0]  # what was found is known
+    assert bool(costing.tuned) == bool(kept(choosing)) == again
+
+
+def test_search_that_is_stopped_goes_on_where_it_was(choosing: World) -> None:
+    class Stopped(Choosing):
+        def tune(self, job: Job, batch: Batch, *, level: float, **more: Any) -> Tuned | None:
+            found = super().tune(job, batch, level=level, **more)
+            if len(self.asked) == 3:
+                raise TrainingStopped(0)
+            return found
+
+    choosing.backend = backend = Stopped(choosing.task)
+    costing = choosing.start(tunes=True)
+    costing.renew(lambda: False)
+    assert costing.is_off
+    assert costing.tuned == backend.tuned == ()
+    costing.renew(lambda: False)
+    assert backend.asked == [0.25, 0.5, 1.0, 1.0]
+    assert len(costing.tuned) == 3
+
+
+def test_ways_that_failed_are_forgotten_on_disk_too(choosing: World) -> None:
+    choosing.backend = backend = Choosing(choosing.task)
+    costing = rested(choosing)
+    assert kept(choosing)
+    backend.tuned = ()  # the runtime failed in them
+    choosing.train(costing, choosing.seconds(costing))
+    assert costing.tuned == ()
+    assert kept(choosing) == []
+    choosing.backend = again = Choosing(choosing.task)
+    assert not rested(choosing).is_off
+    assert again.asked == []
+    assert again.tuned == ()
+
+
+def test_without_a_choice_nothing_is_sought(choosing: World) -> None:
+    """Whatever places other kinds of graphs have, or other providers could take."""
+    choosing.backend = backend = Choosing(choosing.task)
+    backend.has_ways = False
+    costing = choosing.start(tunes=True)
+    assert not costing.is_off
+    assert not costing.seeks
+    costing.renew(lambda: False)
+    assert backend.asked == []
+
+
+def test_memory_of_a_search_is_no_training_s(
+    choosing: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it leaves would else count as taken by the smallest step."""
+    resident = [100e6]
+    held: list[float] = []
+
+    def calibrate(*arguments: Any, held_bytes: float, **more: Any) -> Any:
+        held.append(held_bytes)
+        resident[0] += 30e6
+        return calibrated(*arguments, held_bytes=held_bytes, **more)
+
+    class Leaving(Choosing):
+        def close(self) -> None:
+            resident[0] = min(resident[0], 110e6)
+
+        def tune(self, job: Job, batch: Batch, *, level: float, **more: Any) -> Tuned | None:
+            resident[0] += 500e6
+            return super().tune(job, batch, level=level, **more)
+
+    monkeypatch.setattr(costing_module, "calibrate", calibrate)
+    monkeypatch.setattr(costing_module, "resident_bytes", lambda: int(resident[0]))
+    monkeypatch.setattr(costing_module, "release_heap", lambda: None)
+    choosing.backend = Leaving(choosing.task)
+    costing = choosing.start(tunes=True)
+    assert costing._held_bytes == 30e6
+    costing.renew(lambda: False)
+    assert held == [0, 10e6]  # of 30, closing the graphs gives back 20
+    assert costing._held_bytes == 40e6
+
+
+def test_freed_memory_leaves_before_costs_are_measured(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    done: list[str] = []
+
+    def calibrate(*arguments: Any, **more: Any) -> Any:
+        done.append("calibrate")
+        return calibrated(*arguments, **more)
+
+    monkeypatch.setattr(costing_module, "calibrate", calibrate)
+    monkeypatch.setattr(costing_module, "release_heap", lambda: done.append("release"))
+    world.start()
+    assert done == ["release", "calibrate"]
 
 
 def test_ways_are_found_anew_for_other_graphs(choosing: World) -> None:
     choosing.backend = Choosing(choosing.task)
     choosing.start()  # kept without ways
     choosing.backend = first = Choosing(choosing.task)
-    choosing.start(tunes=True)
+    rested(choosing)
     choosing.backend = second = Choosing(choosing.task)
     graphs = choosing.manifest.graphs
     changed = tuple(replace(entry, sha256=entry.sha256[::-1]) for entry in graphs)
     choosing.manifest = replace(choosing.manifest, graphs=changed)
-    choosing.start(tunes=True)
+    rested(choosing)
     assert first.asked == second.asked == [0.25, 0.5, 1.0]

@@ -20,6 +20,7 @@ from edge_sdk.decide.decision import Policy
 from edge_sdk.device.advice.explanation import Explanation, explain
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED
+from edge_sdk.device.weighing import make_costing
 from edge_sdk.machine.probe import StaticProbe
 from edge_sdk.machine.snapshot import Battery, Heat, MemoryState, Snapshot, Trip, Zone
 from edge_sdk.protocol.chunks import Blob, split_blob
@@ -28,6 +29,7 @@ from edge_sdk.protocol.messages.transfer import TaskNotice
 from edge_sdk.protocol.messages.wire import decode_message, encode_message
 from edge_sdk.protocol.plan.plan import ModelPlan
 from edge_sdk.protocol.task.graphs import Manifest
+from edge_sdk.train.onnx import OnnxBackend
 from tests.messages import make_opening
 from tests.unit.edge_sdk.train.handmade import CLASSES, INPUTS, Handmade, bundle
 
@@ -212,12 +214,21 @@ def test_ways_to_compute_are_shown(tmp_path: Path) -> None:
     graphs = compile_graphs(task)
     config = device_of(tmp_path, task.plan, graphs.manifest, graphs.files, inputs=(3, 6, 6))
     explanation = explain(config, StaticProbe(BOARD))
+    assert explanation.tuned is None
+    (first,) = lines(explanation)["ways to compute"]
+    assert first.startswith("the default ones; the device looks for faster ones")
+    assert explanation.to_dict()["ways"] is None
+    backend = OnnxBackend(task.plan, graphs.manifest, graphs.files)
+    folder = config.state_dir / "toy" / "pi"
+    costs = make_costing(config, StaticProbe(BOARD), backend, graphs.manifest, folder, 8)
+    costs.renew(lambda: False)  # as the device does when it is idle
+    explanation = explain(config, StaticProbe(BOARD))
     said = lines(explanation)["ways to compute"]
     assert [line.partition("%")[0] for line in said] == ["25", "50", "75", "100"]
     assert all(line.endswith("of the default's time") for line in said)
     told = explanation.to_dict()["ways"]
     assert [each["level"] for each in told] == [0.25, 0.5, 0.75, 1.0]
-    assert explain(config, StaticProbe(BOARD)).tuned == explanation.tuned  # found out once
+    assert explain(config, StaticProbe(BOARD)).tuned == explanation.tuned == costs.tuned
     alone = replace(config, tune=False)
     assert explain(alone, StaticProbe(BOARD)).tuned == ()
     assert "ways to compute" not in lines(explain(alone, StaticProbe(BOARD)))

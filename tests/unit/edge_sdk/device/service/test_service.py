@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -17,11 +19,12 @@ from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT, DataError
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.delivering import Delivering
+from edge_sdk.device.service import training_thread
 from edge_sdk.device.service.ending import VANISHED, BrokerError, ReplacedError
 from edge_sdk.device.service.service import Device, DeviceService, run_device
 from edge_sdk.protocol.chunks import Blob
 from edge_sdk.protocol.encoding.codec import decode_blocks
-from edge_sdk.protocol.errors import ConfigError, GraphError
+from edge_sdk.protocol.errors import ConfigError, GraphError, TrainingStopped
 from edge_sdk.protocol.messages.delivery import ModelNotice
 from edge_sdk.protocol.messages.epoch import Epoch
 from edge_sdk.protocol.messages.round import Bid, Movement, Outcome
@@ -32,6 +35,7 @@ from edge_sdk.protocol.plan.layout import Array
 from edge_sdk.protocol.streams import stream
 from edge_sdk.train.backend import Job
 from edge_sdk.train.onnx import OnnxBackend
+from edge_sdk.train.tuning import Tuned
 from edge_sdk.transport.link import Deliver, Link, Refused, Will
 from edge_sdk.transport.settings import BrokerSettings
 from tests.unit.edge_sdk.scripted import (
@@ -161,6 +165,52 @@ def test_device_takes_part_until_the_run_is_finished(
     assert started.wait() is None
     presence = decode_message(stage.broker.retained[coordinator.topics.presence(DEVICE)])
     assert presence == farewell(coordinator, "the run is finished")
+
+
+def test_device_looks_for_the_fastest_ways_when_it_has_nothing_to_do(
+    coordinator: Coordinator, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It bids before, and a round that opens ends the search, which then goes on."""
+    asked: list[float] = []
+    hold = Event()
+
+    def tune(backend: OnnxBackend, job: Job, *_: Any, level: float, **more: Any) -> Tuned:
+        asked.append(level)
+        kept = backend.plan.kept_atoms(backend.plan.choose(job.groups))
+        while not hold.wait(0.01):
+            if more["should_stop"]():
+                raise TrainingStopped(0)
+        return Tuned(level=level, kept=kept, ways={}, default_s=1.0, step_s=1.0)
+
+    monkeypatch.setattr(OnnxBackend, "has_ways", True)
+    monkeypatch.setattr(OnnxBackend, "tune", tune)
+    monkeypatch.setattr(training_thread, "QUIET_S", 0.05)
+    coordinator.present()
+    coordinator.announce()
+    coordinator.open(1)
+    start(weigh=True)
+    bid_of(coordinator, 1)
+    assert not asked
+    coordinator.assign(1)
+    movement_of(coordinator, 1)
+    coordinator.receipt(1)
+    stage = coordinator.stage
+    stage.until(lambda: bool(asked))
+    coordinator.open(2)
+    bid_of(coordinator, 2)
+    assert len(asked) == 1
+    hold.set()
+    coordinator.assign(2)
+    movement_of(coordinator, 2)
+    coordinator.receipt(2)
+    costs = tmp_path / TASK / DEVICE / "costs.json"
+
+    def kept() -> Any:
+        return json.loads(costs.read_text()).get("tuned")
+
+    stage.until(kept)
+    assert [each["level"] for each in kept()] == [0.25, 0.5, 0.75, 1.0]
+    assert asked == [0.25, 0.25, 0.5, 0.75, 1.0]
 
 
 def farewell(coordinator: Coordinator, reason: str, code: int = 0) -> Presence:

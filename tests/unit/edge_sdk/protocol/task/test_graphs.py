@@ -780,6 +780,18 @@ def test_decode_of_grafted_bodies_with_places_is_exact_or_refused(tree: Any) -> 
                 fitted(entry, file, (4, 2), 8, {"conv forward": "blocked"})
 
 
+@pytest.mark.parametrize("depth", [1, 2, 100, 500, 1000])
+@pytest.mark.parametrize("opening", [b"\x94\x01\x90\xc2\x91", b"\x91"])
+def test_decode_refuses_sizes_and_lists_in_each_other(depth: int, opening: bytes) -> None:
+    """A summand of a size has none of its own. Anywhere, and however deep: only `GraphError`."""
+    leaf = b"\x93\x01\x90\xc2"
+    for tree in grafts(TREE_5, "here"):
+        body = msgpack.packb(tree).replace(msgpack.packb("here"), opening * depth + leaf)
+        data = sealed(body, 5)
+        with suppress(GraphError):
+            assert decode_manifest(data).encoded == data
+
+
 @settings(max_examples=300)
 @given(tree=structures)
 def test_decode_of_any_structure_is_exact_or_refused(tree: Any) -> None:
