@@ -199,6 +199,15 @@ class Checkpoint:
         fleet = new_fleet(plan)
         return cls(round=0, committed=0, version=0, theta=theta, buffers=buffers, fleet=fleet)
 
+    def apart(self) -> Checkpoint:
+        """Return a copy for another thread, while the record of the fleet goes on changing."""
+        return replace(
+            self,
+            fleet=self.fleet.apart(),
+            devices=frozenset(self.devices),
+            counted=dict(self.counted),
+        )
+
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
     """Create the folder of a new run, completely or not at all; raises as `check_run_free`."""

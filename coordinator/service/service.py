@@ -24,14 +24,14 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fragment_advice
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, StopRequestedError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
@@ -649,12 +649,31 @@ class Service:
             )
         if self._lacking is not None or self._room.full is not None:
             raise ConfigError("the disk is full, so a round waits: make room, then try again")
-        self._advance(to_the_end=True)
-        found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
-        self._overview.line({"forgotten": asdict(found)})
-        self._say(self._course.handle(events.Disowned(device), self._now()))
-        self._proceed()
+        course = self._course
+        with self._fatal():
+            if self._advance(to_the_end=True):
+                self._proceed()
+        with self._fatal(but=ConfigError):
+            found = course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        with self._fatal():
+            self._overview.line({"forgotten": asdict(found)})
+            self._say(course.handle(events.Disowned(device), self._now()))
+            self._proceed()
         return found
+
+    @contextmanager
+    def _fatal(self, *, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Let the loop end with an error of what was asked for, which only the asker would see.
+
+        `but` is how the request is refused: then nothing has changed.
+        """
+        try:
+            yield
+        except but:
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def _decide_delivery(self) -> None:
         """Decide on a model's trial, if it is time to; a commit has the model's files to itself."""
@@ -678,7 +697,8 @@ class Service:
         try:
             with self._storing():
                 try:
-                    self._advance(to_the_end=True)
+                    with suppress(StopRequestedError):  # the next start closes the round again
+                        self._advance(to_the_end=True)
                 finally:
                     self._say(self._course.close())
                 asked = self._stop is not None and self._stop.is_set()
@@ -695,7 +715,7 @@ class Service:
             self._overview.stopped()
 
     def fail(self, error: Exception) -> None:
-        """Let the loop end with an error that another thread found."""
+        """Let the loop end with an error that it does not see itself."""
         self._helm.broken = error
 
     def kill(self) -> None:

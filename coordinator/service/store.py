@@ -10,8 +10,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -129,15 +130,13 @@ class RunStore:
         """Return the optimiser's or the rule's vectors as of a checkpoint. Raises `RunError`."""
         return RamMoments(vectors, plan)
 
-    def place(self) -> int:
-        """Return the place in the history where the line of the next checkpoint belongs."""
-        return 0
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Store a checkpoint."""
 
-    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
-        """Store a checkpoint, whose line belongs at a place in the history; None: at its end.
-
-        With a place, any thread may do it.
-        """
+    def saving(self, checkpoint: Checkpoint) -> Callable[[], None]:
+        """Take what there is to store; any thread then stores it by calling what is returned, while
+        the run's records go on changing."""
+        return partial(self.save, checkpoint)
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Drop old checkpoints but those needed, now that the newest one is complete."""
@@ -255,12 +254,15 @@ class RunOnDisk(RunStore):
         """Open the vectors beside the checkpoint."""
         return DiskMoments(self._run.folder, plan, vectors, checkpoint)
 
-    def place(self) -> int:
-        """Return the bytes of the history."""
-        return self._run.history.trim()
-
-    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""
+        self._saved = self._run.save(checkpoint)
+
+    def saving(self, checkpoint: Checkpoint) -> Callable[[], None]:
+        """Copy what changes, and see where the history ends, which is where its line belongs."""
+        return partial(self._save_at, checkpoint.apart(), self._run.history.trim())
+
+    def _save_at(self, checkpoint: Checkpoint, at: int) -> None:
         self._saved = self._run.save(checkpoint, at)
 
     def prune(self, needed: Collection[int] = ()) -> None:
