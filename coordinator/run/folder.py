@@ -24,7 +24,7 @@
 
 Rules:
 - A round's number is used once: it is on disk before any device hears of it. An interrupted run
-  resumes its round if there were assignments, and otherwise opens the next one.
+  resumes the round that was open, whether its devices were bidding or had their assignments.
 - A round's teachers are written before its checkpoint, which knows their checksum. Lines of rounds
   without one are removed.
 - A round's line of history is part of its checkpoint and is appended after it.
@@ -380,6 +380,13 @@ class Run:
         if self._assigned > self.rounds()[-1]:
             self._assigned = 0
             self._write_counters()
+
+    def is_over(self, round: int) -> bool:
+        """True if a round in the journal was noted to be over; a power cut may bring its file back.
+
+        One that was never noted to be open is not: nobody has heard of it yet.
+        """
+        return self._assigned < round <= self.opened
 
     def check_journal(self, newest: int) -> None:
         """Raise `RunError` if a round behind the newest checkpoint has lost its journal."""

@@ -100,6 +100,9 @@ class RunStore:
         """Store the facts needed to resume a round after a stop, before any device hears of it."""
         self.opened = max(self.opened, opened.round)
 
+    def reopen_round(self, opened: OpenRound) -> None:
+        """Mark the interrupted round's number as used, as `open_round` would have."""
+
     def forget_round(self) -> None:
         """Drop those facts: the round is committed or void."""
 
@@ -207,8 +210,9 @@ class RunOnDisk(RunStore):
         self.opened = self._run.opened
 
     def interrupted(self) -> OpenRound | None:
-        """Read the journal. Raises `RunError` if it is damaged."""
-        return self._journal.read()
+        """Read the journal, unless its round is over. Raises `RunError` if it is damaged."""
+        opened = self._journal.read()
+        return None if opened is None or self._run.is_over(opened.round) else opened
 
     def check_terms(self, terms: Terms) -> None:
         """Compare the terms with the journal's."""
@@ -217,6 +221,10 @@ class RunOnDisk(RunStore):
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
         """Write the journal, and note that there is one."""
         self._journal.write(opened, terms)
+        self.reopen_round(opened)
+
+    def reopen_round(self, opened: OpenRound) -> None:
+        """Note that the journal has a round: a crash may have come in between."""
         self._run.note_journal(opened.round)
         self.opened = self._run.opened
 

@@ -213,6 +213,7 @@ class RoundsCourse:
         if opened is None:
             self._parts.store.forget_round()
         else:
+            self._parts.store.reopen_round(opened)
             # A resumed round is not void: it has not ended.
             state = replace(state, void=opened.round - 1 - self._committed)
             state = rounds.resume(self._config, state, opened, now)
