@@ -11,9 +11,9 @@ not fit. (While devices bid, nothing was made yet: then the round is void, and t
 new terms.) Settings that an operator changed while the run was served are kept with them, as they
 were when the round opened: what was changed since holds from the next round on (`steering/`).
 
-A round that is void, because too few offered, leaves no file. Where a power cut brings one back, the
-counters say that its round is over. Late movements that arrived for memory wait for the next commit.
-(A replay that arrived for it is a copy of a movement that counted in its own round.)
+A round that is void, because too few offered, leaves no file. Where a power cut brings one back,
+the counters say that its round is over. Late movements that arrived for memory wait for the next
+commit. (A replay that arrived for it is a copy of a movement that counted in its own round.)
 """
 
 from __future__ import annotations

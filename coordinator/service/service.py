@@ -19,6 +19,7 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
@@ -240,6 +241,8 @@ class Service:
         self._leaving = False
         self._lacking: DiskFull | None = None
         """A file that found no room, as work beside the loop says."""
+        self._lacked_s = -math.inf
+        """When it last said so."""
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
         self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)
@@ -542,10 +545,12 @@ class Service:
     def tick(self) -> None:
         """Act on deadlines that have passed. Raises as `handle`."""
         if (lacking := self._lacking) is not None:
-            self._lacking = None
+            self._lacking, self._lacked_s = None, self._clock()
             self._room.lacks(lacking)
         if self._room.full is not None:
-            self._room.look()
+            # Free bytes do not tell of a quota: what has just tried in vain knows better.
+            if self._clock() - self._lacked_s >= 2 * self._room_s:
+                self._room.look()
             self._roomy_s = self._clock()
         with self._storing():
             self._tick()

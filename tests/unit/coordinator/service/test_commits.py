@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 import threading
 import weakref
@@ -27,6 +28,7 @@ from coordinator.service.aside import InThreads
 from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.service import Service
 from coordinator.service.store import RunOnDisk
+from edge_sdk.program.files import DiskFull
 from edge_sdk.protocol.messages.round import Receipt
 from tests.unit.coordinator.service.service_world import World, Worlds, rounds_config
 from tests.waiting import HANGS_S, until
@@ -327,3 +329,27 @@ def test_movement_that_waited_for_a_commit_is_not_kept_once_its_device_is_forgot
     assert (told.round, told.outcome.value) == (2, "rejected")
     assert told.reason == "the operator had it forgotten"
     assert [path.name for path in (world.folder / MOVEMENTS).iterdir()] == []
+
+
+# -- a full disk ---------------------------------------------------------------------------------
+
+
+def test_disk_that_a_commit_finds_full_counts_as_full_until_it_no_longer_says_so(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "coordinator.service.admission.room")
+    world = worlds.make(rounds_config())
+    service = world.service
+    for _ in range(5):  # of a quota, which free bytes do not tell of
+        service._lacking = DiskFull(world.folder, 0, 10**9, errno.EDQUOT)
+        service.tick()
+        assert service._room.full is not None
+        world.clock.now += 1
+    service.tick()
+    world.clock.now += 1
+    service.tick()
+    assert service._room.full is None
+    assert [each.split(":")[0] for each in caplog.messages] == [
+        "the disk is full",
+        "the disk has room again",
+    ]
