@@ -815,6 +815,11 @@ class Service:
         """True while a commit is under way, which has the model."""
         return isinstance(self._course, RoundsCourse) and self._course.committing
 
+    @property
+    def _broken(self) -> bool:
+        """True once a commit failed."""
+        return isinstance(self._course, RoundsCourse) and self._course.broken
+
     def _advance(self, *, to_the_end: bool = False) -> bool:
         """Go on with a commit that is under way, as far as possible; True if it went on."""
         course = self._course
@@ -933,6 +938,8 @@ class Service:
         except (RunError, FencedError, OSError):
             raise
         except Exception:
+            if self._broken:
+                raise  # it is not the message's fault
             log.exception("dropped a message from %s", device)
 
     def _on_message(self, topic: Topic, device: str, message: ControlMessage) -> None:

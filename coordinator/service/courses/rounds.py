@@ -143,8 +143,8 @@ class RoundsCourse:
         """Work that the next step needs."""
         self._works: list[Future[Any]] = []
         """All work of the newest commit."""
-        self._broken = False
-        """True once a commit failed: the process must end."""
+        self._failure: BaseException | None = None
+        """The error of a commit that failed: the process must end."""
         self._surveying = Surveying(config, parts.outlet)
         self._outdated, self._skips = 0, 0
         """Skips so far in this process that were too old to count, and all; none once warned."""
@@ -303,10 +303,15 @@ class RoundsCourse:
         return self._steps is not None
 
     @property
+    def broken(self) -> bool:
+        """True once a commit failed: nothing more is certain, so the process must end."""
+        return self._failure is not None
+
+    @property
     def _is_closing(self) -> bool:
         """True while a round is closed, and its model is not committed, nor will be if that
         failed."""
-        return self._closed is not None or self.committing or self._broken
+        return self._closed is not None or self.committing or self.broken
 
     @property
     def judged(self) -> int:
@@ -583,10 +588,13 @@ class RoundsCourse:
     def advance(self, *, to_the_end: bool = False) -> bool:
         """Take the next steps of a commit that is under way, as far as the work beside the loop is
         done, or `to_the_end`; True if any was taken. Raises `RunError`, and `ConfigError` or
-        `StopRequestedError` as whoever evaluates does.
+        `StopRequestedError` as whoever evaluates does. After an error, that one is raised again,
+        but `to_the_end` there is nothing to do.
         """
         went_on = False
-        if self._steps is None and not self._broken:
+        if self._failure is not None and not to_the_end:
+            raise self._failure
+        if self._steps is None and self._failure is None:
             self._check_rest()
         while self._steps is not None and (
             self._awaited is None or to_the_end or self._awaited.done()
@@ -603,12 +611,12 @@ class RoundsCourse:
         except BaseException as error:
             # A partial commit cannot be continued; a new process restarts from the last. Whatever
             # else fails in it is waited for, and not told.
-            self._steps, self._awaited, self._broken = None, None, True
-            if isinstance(error, ConfigError | StopRequestedError):
-                raise  # it says what to do, or that there is nothing to do
-            if isinstance(error, Exception):
-                raise RunError(f"round {self._state.round} could not be committed") from error
-            raise
+            self._steps, self._awaited, self._failure = None, None, error
+            told = isinstance(error, ConfigError | StopRequestedError)  # it says what to do
+            if told or not isinstance(error, Exception):
+                raise
+            self._failure = RunError(f"round {self._state.round} could not be committed")
+            raise self._failure from error
         if awaited is None:
             self._steps = self._awaited = None
         return awaited
@@ -621,8 +629,8 @@ class RoundsCourse:
             for work in done:
                 work.result()
         except Exception as error:
-            self._broken = True
-            raise RunError("files of a committed round could not be removed") from error
+            self._failure = RunError("files of a committed round could not be removed")
+            raise self._failure from error
 
     def _aside(self, work: Callable[[], T]) -> Future[T]:
         """Begin a part of the commit beside the loop."""

@@ -6,7 +6,7 @@ import errno
 import sys
 import threading
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import replace
 from typing import Any
@@ -24,7 +24,7 @@ from coordinator.run import folder as run_folder
 from coordinator.run.errors import RunError
 from coordinator.run.folder import MOVEMENTS, Checkpoint
 from coordinator.service.admission.requests import Requests
-from coordinator.service.aside import InThreads
+from coordinator.service.aside import Aside, AtOnce, InThreads
 from coordinator.service.courses.rounds import RoundsCourse
 from coordinator.service.service import Service
 from coordinator.service.store import RunOnDisk
@@ -251,19 +251,22 @@ def test_end_of_a_failed_commit_waits_for_the_rest_and_does_not_tell_it(
         world.stop()
 
 
+@pytest.mark.parametrize("aside", [AtOnce, InThreads])
 @pytest.mark.parametrize("error", [ConfigError("no such data"), StopRequestedError()])
 def test_error_of_an_evaluation_that_cannot_begin_ends_the_run_as_it_is(
-    worlds: Worlds, error: Exception
+    worlds: Worlds, error: Exception, aside: Callable[[], Aside], caplog: pytest.LogCaptureFixture
 ) -> None:
     def evaluate(*_: object) -> Any:
         raise error
 
-    world = worlds.make(rounds_config(), aside=InThreads, evaluate=evaluate)
+    world = worlds.make(rounds_config(), aside=aside, evaluate=evaluate)
     world.add("a")
     world.add("b")
-    with pytest.raises(type(error)) as raised:
-        world.until(lambda: False)
-    assert raised.value is error
+    for _ in range(2):
+        with pytest.raises(type(error)) as raised:
+            world.until(lambda: False)
+        assert raised.value is error
+    assert caplog.messages == []
     world.stop()
 
 
