@@ -28,7 +28,7 @@ from coordinator.aggregate.memory.contract import Float64, Reader
 from coordinator.aggregate.memory.runs import TILE, EntryRun, Runs, tile_count
 from coordinator.aggregate.memory.store import Slot
 from coordinator.aggregate.memory.values import Held, ValueType
-from coordinator.aggregate.threads import side_by_side
+from coordinator.aggregate.robust.threads import side_by_side
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan

@@ -32,8 +32,8 @@ from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.robust.choice import THIN, Robust
 from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.robust.sums import Float64
+from coordinator.aggregate.robust.threads import side_by_side
 from coordinator.aggregate.screening import block_squares
-from coordinator.aggregate.threads import side_by_side
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan

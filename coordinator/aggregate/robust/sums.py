@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from coordinator.aggregate.threads import side_by_side
+from coordinator.aggregate.robust.threads import side_by_side
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan

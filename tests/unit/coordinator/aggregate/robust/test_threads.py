@@ -16,7 +16,7 @@ import pytest
 
 from coordinator.aggregate.memory import DiskMemory, MemoryConfig, MemoryType
 from coordinator.aggregate.optimizer import ServerOptimizer
-from coordinator.aggregate.threads import side_by_side
+from coordinator.aggregate.robust.threads import side_by_side
 from coordinator.run.folder import CHECKPOINTS, Checkpoint
 from coordinator.run.moments import DiskMoments
 from coordinator.service.aside import Aside, AtOnce, InThreads
