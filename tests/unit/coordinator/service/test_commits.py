@@ -252,10 +252,15 @@ def test_end_of_a_failed_commit_waits_for_the_rest_and_does_not_tell_it(
 
 
 @pytest.mark.parametrize("aside", [AtOnce, InThreads])
-@pytest.mark.parametrize("error", [ConfigError("no such data"), StopRequestedError()])
+@pytest.mark.parametrize("kind", [ConfigError, StopRequestedError])
 def test_error_of_an_evaluation_that_cannot_begin_ends_the_run_as_it_is(
-    worlds: Worlds, error: Exception, aside: Callable[[], Aside], caplog: pytest.LogCaptureFixture
+    worlds: Worlds,
+    kind: type[Exception],
+    aside: Callable[[], Aside],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    error = kind("no such data")
+
     def evaluate(*_: object) -> Any:
         raise error
 
@@ -263,7 +268,7 @@ def test_error_of_an_evaluation_that_cannot_begin_ends_the_run_as_it_is(
     world.add("a")
     world.add("b")
     for _ in range(2):
-        with pytest.raises(type(error)) as raised:
+        with pytest.raises(kind) as raised:
             world.until(lambda: False)
         assert raised.value is error
     assert caplog.messages == []
