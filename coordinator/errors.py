@@ -22,11 +22,15 @@ from __future__ import annotations
 
 from edge_sdk.protocol.errors import ConfigError, TesseraError
 
-__all__ = ["ConfigError", "CoordinatorError", "TraceError"]
+__all__ = ["ConfigError", "CoordinatorError", "StopRequestedError", "TraceError"]
 
 
 class CoordinatorError(TesseraError):
     """Base of the coordinator's errors."""
+
+
+class StopRequestedError(Exception):
+    """A run was told to stop before it, or its evaluation, was ready."""
 
 
 class TraceError(CoordinatorError):

@@ -42,7 +42,7 @@ from coordinator.aggregate.rules.ra_fed import RaFed
 from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
-from coordinator.service.close import close_round, open_memory
+from coordinator.service.close import close_round, open_memory, weights_of
 from coordinator.service.receiving import Receiving, read_upload
 from edge_sdk.program.processes import run_child
 from edge_sdk.protocol.encoding.encoding import Encoding
@@ -237,8 +237,9 @@ def close_rounds(*arguments: str) -> None:
             there, cpu = time.perf_counter(), time.process_time()
             commit = Commit(round, names, (), (), ())
             threads, scratch = config.threads, folder
+            weights = weights_of(rounds, state, commit)
             close_round(
-                rounds, state, commit, model, memory, arrivals, threads=threads, scratch=scratch
+                rounds, weights, commit, model, memory, arrivals, threads=threads, scratch=scratch
             )
             closed, cpu = time.perf_counter(), time.process_time() - cpu
             if memory is not None:

@@ -199,7 +199,7 @@ class RunTable:
     precision: LeastPrecision = "fp32"
     """Least precise products of training that devices may choose. `fp16` also compiles graphs that
     multiply in fp16, with weights, optimiser, losses and norms in fp32, for devices with hardware
-    that gains from it (docs/graphs.md)."""
+    that gains from it (docs/graphs.md); those of a run that exists stay as they are."""
     levels: tuple[Share, ...] = same_as(RunConfig, "levels")
     grow: Annotated[float | None, Within(least=0, below=1), Example(0.0)] = None
     """Share of the rounds in which the model grows: they train at most a level that rises step by

@@ -195,6 +195,17 @@ class FleetRecord:
         """Return the record once its news are on disk."""
         return replace(self, teachers=replace(self.teachers, news={}))
 
+    def apart(self) -> FleetRecord:
+        """Return a copy that shares nothing that changes with this record, for another thread."""
+        return replace(
+            self,
+            teachers=replace(self.teachers, blocks=self.teachers.blocks.apart()),
+            trained=self.trained.apart(),
+            samples=self.samples.apart(),
+            standings=self.standings.apart(),
+            agreements=self.agreements.apart(),
+        )
+
 
 def new_fleet(plan: ModelPlan, norms: NDArray[np.float64] | None = None) -> FleetRecord:
     """Make the record of a fleet about which nothing is known."""

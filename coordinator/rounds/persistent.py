@@ -9,6 +9,8 @@ the version made from it. Laws:
 - Finding a key in an older version takes a step per later version; counting or iterating copies it
   first.
 - The first use of ranks sorts; afterwards, versions made from the newest one stay sorted.
+- All versions are for one thread: to read one may change another. A copy (`apart`) belongs to
+  whoever it is given to.
 """
 
 from __future__ import annotations
@@ -26,7 +28,7 @@ _ABSENT: Any = object()
 
 
 class PersistentMap(Mapping[K, V], Generic[K, V]):
-    """A mapping whose versions never change. For one thread."""
+    """A mapping whose versions never change. All are for one thread."""
 
     __slots__ = ("_items", "_next", "_ranked", "_undo")
 
@@ -50,6 +52,10 @@ class PersistentMap(Mapping[K, V], Generic[K, V]):
     def dropping(self, key: K) -> PersistentMap[K, V]:
         """Return this map without a key."""
         return self if key not in self else self._changed({key: _ABSENT})
+
+    def apart(self) -> PersistentMap[K, V]:
+        """Return a copy that shares nothing with this map, for another thread."""
+        return PersistentMap(self._whole())
 
     def keys_at(self, ranks: Iterable[int]) -> list[K]:
         """Return the keys of these ranks in ascending order of keys, from 0."""
@@ -149,7 +155,7 @@ def _rank(ranked: list[Any], before: Mapping[K, V], items: Mapping[K, V]) -> Non
 
 
 class PersistentSet(Set[T], Generic[T]):
-    """A set whose versions never change. For one thread."""
+    """A set whose versions never change. All are for one thread."""
 
     __slots__ = ("_members",)
 

@@ -290,7 +290,7 @@ class OpenRound:
     refused: Mapping[str, str] = field(default_factory=dict)
     """Devices of which a movement was refused, with the reason."""
     closed: bool = False
-    """True if the round was closed and its commit waited for a survey: nothing more counts."""
+    """True if the round was closed, and not committed: nothing more counts."""
     bidding: bool = False
     """True if no work was handed out yet: its devices bid again."""
     settings: Mapping[str, SettingValue] = field(default_factory=dict)

@@ -24,7 +24,7 @@
 
 Rules:
 - A round's number is used once: it is on disk before any device hears of it. An interrupted run
-  resumes its round if there were assignments, and otherwise opens the next one.
+  resumes the round that was open, whether its devices were bidding or had their assignments.
 - A round's teachers are written before its checkpoint, which knows their checksum. Lines of rounds
   without one are removed.
 - A round's line of history is part of its checkpoint and is appended after it.
@@ -199,6 +199,15 @@ class Checkpoint:
         fleet = new_fleet(plan)
         return cls(round=0, committed=0, version=0, theta=theta, buffers=buffers, fleet=fleet)
 
+    def apart(self) -> Checkpoint:
+        """Return a copy for another thread, while the record of the fleet goes on changing."""
+        return replace(
+            self,
+            fleet=self.fleet.apart(),
+            devices=frozenset(self.devices),
+            counted=dict(self.counted),
+        )
+
 
 def create_run(folder: Path, about: About, model: SavedModel) -> None:
     """Create the folder of a new run, completely or not at all; raises as `check_run_free`."""
@@ -371,6 +380,13 @@ class Run:
         if self._assigned > self.rounds()[-1]:
             self._assigned = 0
             self._write_counters()
+
+    def is_over(self, round: int) -> bool:
+        """True if a round in the journal was noted to be over; a power cut may bring its file back.
+
+        One that was never noted to be open is not: nobody has heard of it yet.
+        """
+        return self._assigned < round <= self.opened
 
     def check_journal(self, newest: int) -> None:
         """Raise `RunError` if a round behind the newest checkpoint has lost its journal."""

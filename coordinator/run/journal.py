@@ -1,7 +1,7 @@
 """The journal of the open round, which makes a stop in mid-round harmless.
 
 `round.json` is written before devices hear of the round, again before the first assignment is
-sent, when a device withdraws or is refused, and when the round is closed and waits for a survey.
+sent, when a device withdraws or is refused, and when the round is closed and is to be committed.
 With it and the kept movements (`receiving.py`), a restarted process resumes the same round, with
 the same devices and the same draws: where devices were bidding, they bid again; where they train,
 they continue, and a device with a receipt sends nothing again. A round that was closed closes
@@ -11,9 +11,9 @@ not fit. (While devices bid, nothing was made yet: then the round is void, and t
 new terms.) Settings that an operator changed while the run was served are kept with them, as they
 were when the round opened: what was changed since holds from the next round on (`steering/`).
 
-A round that is void, because too few offered, leaves no file; late movements that arrived for
-memory wait for the next commit. (A replay that arrived for it is a copy of a movement that counted
-in its own round.)
+A round that is void, because too few offered, leaves no file. Where a power cut brings one back,
+the counters say that its round is over. Late movements that arrived for memory wait for the next
+commit. (A replay that arrived for it is a copy of a movement that counted in its own round.)
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ class Aside(Protocol):
 
     def attend(self, done: Callable[[], object], wait: WaitForRoom) -> None:
         """Set what is called, perhaps by other threads, when work is done, and when the disk is
-        full (`waiting_for_room`)."""
+        full (`waiting_for_room`). Threads of a work let it do the waiting (`side_by_side`)."""
 
     def begin(self, work: Callable[[], T]) -> Future[T]:
         """Begin some work. Works may be done side by side, and in any order."""

@@ -26,7 +26,7 @@ from coordinator.aggregate.robust.agreement import agreements
 from coordinator.aggregate.robust.clipping import clipped
 from coordinator.aggregate.robust.root import root_yardstick, trusted
 from coordinator.aggregate.robust.scratch import spool
-from coordinator.aggregate.rules import Closing, Rule, Scaffold
+from coordinator.aggregate.rules import Closing, Scaffold
 from coordinator.aggregate.rules.trust import MemoryTrust
 from coordinator.rounds.synchronous import Commit, RoundsConfig, RoundsState
 from edge_sdk.data.arrays import ArrayData
@@ -126,9 +126,34 @@ class RoundFindings:
     """None if the rule measures none."""
 
 
+@dataclass(frozen=True, slots=True)
+class RoundWeights:
+    """Numbers of the fleet that count when a round closes. Any thread may read them."""
+
+    devices: int
+    """Devices that ever joined."""
+    registered: float
+    """Weight of all of them."""
+    asked: float
+    """Weight of those that were selected."""
+
+
+def weights_of(config: RoundsConfig, state: RoundsState, commit: Commit) -> RoundWeights:
+    """Return the weights of a round; `state` is the machine's when it asked for the commit."""
+    rule, fleet = config.rule, state.fleet
+    names = [*commit.fresh, *commit.replayed, *commit.silent]
+    weighs = rule.weighting == "samples"
+    samples = sum(fleet.samples.get(name, 0) for name in names) if weighs else 0
+    return RoundWeights(
+        devices=len(state.devices),
+        registered=rule.total_weight(len(state.devices), fleet.total_samples),
+        asked=rule.total_weight(len(names), samples),
+    )
+
+
 def close_round(
     config: RoundsConfig,
-    state: RoundsState,
+    weights: RoundWeights,
     commit: Commit,
     model: GlobalModel,
     memory: Memory | None,
@@ -141,11 +166,11 @@ def close_round(
 ) -> RoundFindings:
     """Apply the rule to a round's arrivals. The result does not depend on their order.
 
-    `state` is the machine's state when it asked for the commit. The caller commits the memory after
-    making the model durable. `moments` are those of the server's optimiser, or the rule's vectors;
-    None: there are none. `scratch` is a folder with room for the decoded values of compressed
-    movements and for shortened ones; None means the folder for temporary files. `root` is the
-    root's movement, for `robust = "root"`; None: devices are only clipped.
+    The caller commits the memory after making the model durable. `moments` are those of the
+    server's optimiser, or the rule's vectors; None: there are none. `scratch` is a folder with room
+    for the decoded values of compressed movements and for shortened ones; None means the folder for
+    temporary files. `root` is the root's movement, for `robust = "root"`; None: devices are only
+    clipped.
     """
     rule, round = config.rule, commit.round
     fresh = [arrivals[device, round] for device in commit.fresh]
@@ -170,8 +195,8 @@ def close_round(
         fresh=parts[: len(fresh)],
         replayed=parts[len(fresh) : first_late],
         silent=commit.silent,
-        registered=rule.total_weight(len(state.devices), state.fleet.total_samples),
-        asked=_asked(rule, state, commit),
+        registered=weights.registered,
+        asked=weights.asked,
         memory=memory,
         robust=config.robust,
         threads=threads,
@@ -189,15 +214,8 @@ def close_round(
         memory.write(parts[first_late:])
     model.commit(movement, fresh, median=config.robust.active, threads=threads)
     if control is not None and moments is not None:
-        model.steer(moments.current[0], len(state.devices))
+        model.steer(moments.current[0], weights.devices)
     return RoundFindings(compared, closing.trusts[0] if closing.trusts else None)
-
-
-def _asked(rule: Rule, state: RoundsState, commit: Commit) -> float:
-    """Return the weight of all selected devices of a round."""
-    names, known = [*commit.fresh, *commit.replayed, *commit.silent], state.fleet.samples
-    samples = sum(known.get(name, 0) for name in names) if rule.weighting == "samples" else 0
-    return rule.total_weight(len(names), samples)
 
 
 def _note_thin(config: RoundsConfig, round: int, fresh: Sequence[Contribution]) -> None:

@@ -22,7 +22,6 @@ from coordinator.run.steering.settings import Settings, check_fits, length_of
 from coordinator.service.courses.fragments import FragmentsCourse
 from coordinator.service.courses.parts import PAUSED, Said, Wait
 from coordinator.service.courses.rounds import RoundsCourse
-from coordinator.service.outgoing.fence import FencedError
 from coordinator.service.overview.facts import settings_of
 from coordinator.service.overview.overview import Overview
 from edge_sdk.program.settings.reader import nearest
@@ -244,7 +243,7 @@ class Helm:
         """Let the course do what an order on disk says, and say what that makes it say."""
         try:
             self._perform(order())
-        except (RunError, FencedError, OSError) as error:
+        except Exception as error:
             self.broken = error
             raise
 

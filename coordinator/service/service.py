@@ -19,19 +19,20 @@ Rules:
 from __future__ import annotations
 
 import logging
+import math
 import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.model import GlobalModel
 from coordinator.aggregate.pairings import fragment_advice
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, StopRequestedError
 from coordinator.masks import settle_masks
 from coordinator.rounds import events
 from coordinator.rounds.fragments import FragmentsConfig
@@ -240,6 +241,8 @@ class Service:
         self._leaving = False
         self._lacking: DiskFull | None = None
         """A file that found no room, as work beside the loop says."""
+        self._lacked_s = -math.inf
+        """When it last said so."""
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
         self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)
@@ -542,10 +545,12 @@ class Service:
     def tick(self) -> None:
         """Act on deadlines that have passed. Raises as `handle`."""
         if (lacking := self._lacking) is not None:
-            self._lacking = None
+            self._lacking, self._lacked_s = None, self._clock()
             self._room.lacks(lacking)
         if self._room.full is not None:
-            self._room.look()
+            # Free bytes do not tell of a quota: what has just tried in vain knows better.
+            if self._clock() - self._lacked_s >= 2 * self._room_s:
+                self._room.look()
             self._roomy_s = self._clock()
         with self._storing():
             self._tick()
@@ -649,12 +654,31 @@ class Service:
             )
         if self._lacking is not None or self._room.full is not None:
             raise ConfigError("the disk is full, so a round waits: make room, then try again")
-        self._advance(to_the_end=True)
-        found = self._course.forget(device, lambda memory: forget(self._run, memory, device, by))
-        self._overview.line({"forgotten": asdict(found)})
-        self._say(self._course.handle(events.Disowned(device), self._now()))
-        self._proceed()
+        course = self._course
+        with self._fatal():
+            if self._advance(to_the_end=True):
+                self._proceed()
+        with self._fatal(but=ConfigError):
+            found = course.forget(device, lambda memory: forget(self._run, memory, device, by))
+        with self._fatal():
+            self._overview.line({"forgotten": asdict(found)})
+            self._say(course.handle(events.Disowned(device), self._now()))
+            self._proceed()
         return found
+
+    @contextmanager
+    def _fatal(self, *, but: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+        """Let the loop end with an error of what was asked for, which only the asker would see.
+
+        `but` is how the request is refused: then nothing has changed.
+        """
+        try:
+            yield
+        except but:
+            raise
+        except Exception as error:
+            self.fail(error)
+            raise
 
     def _decide_delivery(self) -> None:
         """Decide on a model's trial, if it is time to; a commit has the model's files to itself."""
@@ -678,7 +702,8 @@ class Service:
         try:
             with self._storing():
                 try:
-                    self._advance(to_the_end=True)
+                    with suppress(StopRequestedError):  # the next start closes the round again
+                        self._advance(to_the_end=True)
                 finally:
                     self._say(self._course.close())
                 asked = self._stop is not None and self._stop.is_set()
@@ -695,7 +720,7 @@ class Service:
             self._overview.stopped()
 
     def fail(self, error: Exception) -> None:
-        """Let the loop end with an error that another thread found."""
+        """Let the loop end with an error that it does not see itself."""
         self._helm.broken = error
 
     def kill(self) -> None:
@@ -789,6 +814,11 @@ class Service:
     def _committing(self) -> bool:
         """True while a commit is under way, which has the model."""
         return isinstance(self._course, RoundsCourse) and self._course.committing
+
+    @property
+    def _broken(self) -> bool:
+        """True once a commit failed."""
+        return isinstance(self._course, RoundsCourse) and self._course.broken
 
     def _advance(self, *, to_the_end: bool = False) -> bool:
         """Go on with a commit that is under way, as far as possible; True if it went on."""
@@ -908,6 +938,8 @@ class Service:
         except (RunError, FencedError, OSError):
             raise
         except Exception:
+            if self._broken:
+                raise  # it is not the message's fault
             log.exception("dropped a message from %s", device)
 
     def _on_message(self, topic: Topic, device: str, message: ControlMessage) -> None:

@@ -10,8 +10,9 @@ import logging
 import os
 import time
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -99,6 +100,9 @@ class RunStore:
         """Store the facts needed to resume a round after a stop, before any device hears of it."""
         self.opened = max(self.opened, opened.round)
 
+    def reopen_round(self, opened: OpenRound) -> None:
+        """Mark the interrupted round's number as used, as `open_round` would have."""
+
     def forget_round(self) -> None:
         """Drop those facts: the round is committed or void."""
 
@@ -129,15 +133,13 @@ class RunStore:
         """Return the optimiser's or the rule's vectors as of a checkpoint. Raises `RunError`."""
         return RamMoments(vectors, plan)
 
-    def place(self) -> int:
-        """Return the place in the history where the line of the next checkpoint belongs."""
-        return 0
+    def save(self, checkpoint: Checkpoint) -> None:
+        """Store a checkpoint."""
 
-    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
-        """Store a checkpoint, whose line belongs at a place in the history; None: at its end.
-
-        With a place, any thread may do it.
-        """
+    def saving(self, checkpoint: Checkpoint) -> Callable[[], None]:
+        """Take what there is to store; any thread then stores it by calling what is returned, while
+        the run's records go on changing."""
+        return partial(self.save, checkpoint)
 
     def prune(self, needed: Collection[int] = ()) -> None:
         """Drop old checkpoints but those needed, now that the newest one is complete."""
@@ -208,8 +210,9 @@ class RunOnDisk(RunStore):
         self.opened = self._run.opened
 
     def interrupted(self) -> OpenRound | None:
-        """Read the journal. Raises `RunError` if it is damaged."""
-        return self._journal.read()
+        """Read the journal, unless its round is over. Raises `RunError` if it is damaged."""
+        opened = self._journal.read()
+        return None if opened is None or self._run.is_over(opened.round) else opened
 
     def check_terms(self, terms: Terms) -> None:
         """Compare the terms with the journal's."""
@@ -218,6 +221,10 @@ class RunOnDisk(RunStore):
     def open_round(self, opened: OpenRound, terms: Terms) -> None:
         """Write the journal, and note that there is one."""
         self._journal.write(opened, terms)
+        self.reopen_round(opened)
+
+    def reopen_round(self, opened: OpenRound) -> None:
+        """Note that the journal has a round: a crash may have come in between."""
         self._run.note_journal(opened.round)
         self.opened = self._run.opened
 
@@ -255,12 +262,15 @@ class RunOnDisk(RunStore):
         """Open the vectors beside the checkpoint."""
         return DiskMoments(self._run.folder, plan, vectors, checkpoint)
 
-    def place(self) -> int:
-        """Return the bytes of the history."""
-        return self._run.history.trim()
-
-    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Write a checkpoint."""
+        self._saved = self._run.save(checkpoint)
+
+    def saving(self, checkpoint: Checkpoint) -> Callable[[], None]:
+        """Copy what changes, and see where the history ends, which is where its line belongs."""
+        return partial(self._save_at, checkpoint.apart(), self._run.history.trim())
+
+    def _save_at(self, checkpoint: Checkpoint, at: int) -> None:
         self._saved = self._run.save(checkpoint, at)
 
     def prune(self, needed: Collection[int] = ()) -> None:

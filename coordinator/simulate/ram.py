@@ -30,7 +30,7 @@ class RunInRam(RunStore):
         self.levels = LevelScores()
         """The levels of the newest model, as far as it was evaluated."""
 
-    def save(self, checkpoint: Checkpoint, at: int | None = None) -> None:
+    def save(self, checkpoint: Checkpoint) -> None:
         """Hold the levels alone: no process would read the rest."""
         self.levels = checkpoint.levels
 

@@ -66,6 +66,14 @@ def waiting_for_room(wait: WaitForRoom | None) -> Iterator[None]:
         _wait.reset(before)
 
 
+def room_wait() -> WaitForRoom | None:
+    """Return what this thread calls when the disk is full; None: `DiskFull` is raised.
+
+    Threads that it begins do not call it.
+    """
+    return _wait.get()
+
+
 def free_bytes(path: Path) -> int:
     """Return the bytes that are free for a file at this path, whether or not it exists."""
     place = next((each for each in (path, *path.absolute().parents) if each.exists()), Path())

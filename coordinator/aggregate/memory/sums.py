@@ -19,6 +19,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -27,6 +28,7 @@ from coordinator.aggregate.memory.contract import Float64, Reader
 from coordinator.aggregate.memory.runs import TILE, EntryRun, Runs, tile_count
 from coordinator.aggregate.memory.store import Slot
 from coordinator.aggregate.memory.values import Held, ValueType
+from coordinator.aggregate.robust.threads import side_by_side
 from edge_sdk.protocol.plan.blocks import Float32
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -162,8 +164,7 @@ class Sums:
             for number in numbers:
                 work(number)
         else:
-            for _ in self._pool.map(work, numbers):
-                pass
+            side_by_side(self._pool, [partial(work, number) for number in numbers])
 
     def _add_up(
         self,

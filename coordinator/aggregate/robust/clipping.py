@@ -22,6 +22,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -31,6 +32,7 @@ from coordinator.aggregate.contribution import Contribution
 from coordinator.aggregate.robust.choice import THIN, Robust
 from coordinator.aggregate.robust.scratch import spool
 from coordinator.aggregate.robust.sums import Float64
+from coordinator.aggregate.robust.threads import side_by_side
 from coordinator.aggregate.screening import block_squares
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
 from edge_sdk.protocol.plan.layout import Indices
@@ -62,7 +64,7 @@ def measure(plan: ModelPlan, parts: Sequence[Contribution], *, threads: int = 1)
     if threads == 1:
         return [one(part) for part in parts]
     with ThreadPoolExecutor(threads) as pool:
-        return list(pool.map(one, parts))
+        return side_by_side(pool, [partial(one, part) for part in parts])
 
 
 def yardstick(plan: ModelPlan, cohort: Sequence[Lengths]) -> Float64:

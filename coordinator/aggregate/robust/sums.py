@@ -11,12 +11,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from coordinator.aggregate.robust.threads import side_by_side
 from edge_sdk.protocol.plan.blocks import Blocks, Float32, block_runs
 from edge_sdk.protocol.plan.layout import Indices
 from edge_sdk.protocol.plan.plan import ModelPlan
@@ -59,8 +61,7 @@ def over_shards(size: int, threads: int, work: Callable[[int, int], None]) -> No
         return work(0, size)
     cuts = [size * part // threads for part in range(threads + 1)]
     with ThreadPoolExecutor(threads) as pool:
-        for done in [pool.submit(work, a, b) for a, b in pairwise(cuts)]:
-            done.result()
+        side_by_side(pool, [partial(work, low, high) for low, high in pairwise(cuts)])
     return None
 
 

@@ -12,7 +12,7 @@ from contextlib import suppress
 from threading import Thread
 
 from coordinator.aggregate.model import GlobalModel
-from coordinator.errors import CoordinatorError
+from coordinator.errors import ConfigError, CoordinatorError
 from coordinator.service.admission.requests import Requests
 from coordinator.service.courses.parts import Evaluate
 from coordinator.service.service import Service
@@ -45,8 +45,13 @@ class LateEvaluator:
     def _make(self, make: Callable[[], Evaluate]) -> None:
         try:
             self._made.set_result(make())
-        except Exception as error:
-            self._made.set_exception(error)
-            failure = error
+        except BaseException as error:  # a task's code may do anything, such as exit
+            failure = error if isinstance(error, Exception) else _ended_by(error)
+            self._made.set_exception(failure)
             with suppress(CoordinatorError):  # the run ends anyway
                 self._requests.ask(lambda service: service.fail(failure))
+
+
+def _ended_by(error: BaseException) -> ConfigError:
+    """Return the error of a task's code that wanted to end the process."""
+    return ConfigError(f"the test data (task.evaluation) could not be read: {error!r}")

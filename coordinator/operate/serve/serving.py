@@ -525,6 +525,26 @@ def _check_levels(machine: RoundsConfig | FragmentsConfig, run: Run) -> None:
             ) from error
 
 
+def _precision_advice(config: ServeConfig, run: Run) -> str:
+    """Say why a run's graphs are not as the configuration wants them; empty if they are.
+
+    Nothing in a run tells if its graphs in float16 were too coarse or not wanted when it was made.
+    """
+    has = any(entry.kind == "gradient-fp16" for entry in run.task.manifest.graphs)
+    if has == (config.run.precision == "fp16"):
+        return ""
+    if has:
+        return (
+            "this run was made with graphs in float16, which devices may go on choosing; "
+            'run.precision = "fp32" is for a new run in another folder'
+        )
+    return (
+        "this run has no graphs in float16, so devices multiply in fp32: they were too coarse when "
+        'it was made, or run.precision = "fp16" was not set then and is for a new run in another '
+        "folder"
+    )
+
+
 def start_report(
     config: ServeConfig,
     run: Run,
@@ -577,6 +597,8 @@ def start_report(
         yield f"{'' if number else 'levels':10} {sentence}"
     if advice := fragment_advice(machine.masks, plan):
         yield f"fragments  warning: {advice}"
+    if advice := _precision_advice(config, run):
+        yield f"precision  warning: {advice}"
     if config.delivery.share is not None:
         yield (
             f"delivery   {config.delivery.share:.0%} of the devices try a new model first, at "

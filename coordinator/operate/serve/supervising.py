@@ -40,7 +40,7 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, StopRequestedError
 from coordinator.operate.config import (
     PROCESS_FILE,
     PROCESS_LOCK,
@@ -88,10 +88,6 @@ DIGEST = 32
 """Bytes of a file's mark that stand for its content; the others stand for when it was saved."""
 DESCRIPTORS = 65_536
 """Most open files and sockets to ask the system for; a run needs about 20."""
-
-
-class StopRequestedError(Exception):
-    """A run was told to stop before it was served."""
 
 
 class RunStanding(Enum):

@@ -16,7 +16,7 @@ from typing import Any, Generic, TypeVar
 from coordinator.errors import CoordinatorError
 
 ANSWER_S = 25.0
-"""Seconds that a request waits for the loop, which a commit may hold up."""
+"""Seconds that a request waits for the loop, which other requests may hold up, or a full disk."""
 
 ENDING = "the process that serves the run is ending: start it again"
 

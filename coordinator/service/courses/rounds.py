@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from coordinator.aggregate.arrivals import Arrival
 from coordinator.aggregate.memory import Memory
 from coordinator.aggregate.rules import Scaffold
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, StopRequestedError
 from coordinator.rounds import events
 from coordinator.rounds import synchronous as rounds
-from coordinator.rounds.arrivals import unkept
+from coordinator.rounds.arrivals import DISOWNED, unkept
 from coordinator.rounds.config import best_of
 from coordinator.rounds.fleet import FleetRecord
 from coordinator.rounds.persistent import PersistentSet
@@ -33,7 +33,7 @@ from coordinator.run.forgetting import Forgotten
 from coordinator.run.journal import terms_of
 from coordinator.run.steering.orders import OrderedStanding, Steered
 from coordinator.run.steering.settings import Settings, with_settings
-from coordinator.service.close import RoundFindings, close_round
+from coordinator.service.close import RoundFindings, RoundWeights, close_round, weights_of
 from coordinator.service.courses.parts import (
     Parts,
     Said,
@@ -143,13 +143,15 @@ class RoundsCourse:
         """Work that the next step needs."""
         self._works: list[Future[Any]] = []
         """All work of the newest commit."""
+        self._failure: BaseException | None = None
+        """The error of a commit that failed: the process must end."""
         self._surveying = Surveying(config, parts.outlet)
         self._outdated, self._skips = 0, 0
         """Skips so far in this process that were too old to count, and all; none once warned."""
         self._squares: Future[NDArray[np.float64]] | None = None
         """Squared norm of each block's newest step; None: not known."""
         self._held: list[rounds.Event] = []
-        """Movements that arrived in a survey."""
+        """Movements that arrived since the round closed; they wait for its commit."""
         interrupted = self._interrupted(checkpoint)
         if interrupted is None:
             self._take_up()
@@ -211,6 +213,7 @@ class RoundsCourse:
         if opened is None:
             self._parts.store.forget_round()
         else:
+            self._parts.store.reopen_round(opened)
             # A resumed round is not void: it has not ended.
             state = replace(state, void=opened.round - 1 - self._committed)
             state = rounds.resume(self._config, state, opened, now)
@@ -300,9 +303,15 @@ class RoundsCourse:
         return self._steps is not None
 
     @property
+    def broken(self) -> bool:
+        """True once a commit failed: nothing more is certain, so the process must end."""
+        return self._failure is not None
+
+    @property
     def _is_closing(self) -> bool:
-        """True while a round is closed, and its model is not committed."""
-        return self._closed is not None or self.committing
+        """True while a round is closed, and its model is not committed, nor will be if that
+        failed."""
+        return self._closed is not None or self.committing or self.broken
 
     @property
     def judged(self) -> int:
@@ -354,7 +363,7 @@ class RoundsCourse:
         self._surveyed(event, now)
         if isinstance(event, SurveyFinding) or self._holds_back(event):
             return []
-        said: list[Said] = []
+        said = self._give_back(event) if isinstance(event, events.Disowned) else []
         upload, pending = upload_of(event), [event]
         settled = upload is None
         try:
@@ -461,6 +470,21 @@ class RoundsCourse:
         # A commit that is under way is over soon, and a survey is not.
         return not self.committing and isinstance(event, Offer | Bid)
 
+    def _give_back(self, disowned: events.Disowned) -> list[Said]:
+        """Reject the movements of a forgotten device that wait for a commit."""
+        device, said = disowned.device, list[Said]()
+        waiting, self._held = self._held, []
+        for event in waiting:
+            sent = event.sent if isinstance(event, events.Uploaded) else event
+            if not isinstance(sent, Movement | Replay) or _sender(sent) != device:
+                self._held.append(event)
+                continue
+            rejected = Outcome.REJECTED
+            receipt = Receipt(device=device, round=sent.round, outcome=rejected, reason=DISOWNED)
+            self._parts.give(receipt, event, upload_of(event))
+            said.append(events.Send(device, receipt))
+        return said
+
     def _note_assignments(self) -> None:
         """Write assignments to the journal: before devices hear of them, and on a withdrawal.
 
@@ -563,10 +587,14 @@ class RoundsCourse:
 
     def advance(self, *, to_the_end: bool = False) -> bool:
         """Take the next steps of a commit that is under way, as far as the work beside the loop is
-        done, or `to_the_end`; True if any was taken. Raises `RunError`.
+        done, or `to_the_end`; True if any was taken. Raises `RunError`, and `ConfigError` or
+        `StopRequestedError` as whoever evaluates does. After an error, that one is raised again,
+        but `to_the_end` there is nothing to do.
         """
         went_on = False
-        if self._steps is None:
+        if self._failure is not None and not to_the_end:
+            raise self._failure
+        if self._steps is None and self._failure is None:
             self._check_rest()
         while self._steps is not None and (
             self._awaited is None or to_the_end or self._awaited.done()
@@ -578,18 +606,19 @@ class RoundsCourse:
 
     def _step_on(self, steps: Steps) -> Future[Any] | None:
         """Take a step; return the work that the next one needs, None after the last."""
-        going_on = False
         try:
             awaited = next(steps, None)
-            going_on = awaited is not None
-        except Exception as error:
-            # A partial commit cannot be continued; a new process restarts from the last. What is
-            # told here is not told again when what is left is waited for.
-            self._works = [work for work in self._works if not work.done()]
-            raise RunError(f"round {self._state.round} could not be committed") from error
-        finally:
-            if not going_on:
-                self._steps = self._awaited = None
+        except BaseException as error:
+            # A partial commit cannot be continued; a new process restarts from the last. Whatever
+            # else fails in it is waited for, and not told.
+            self._steps, self._awaited, self._failure = None, None, error
+            told = isinstance(error, ConfigError | StopRequestedError)  # it says what to do
+            if told or not isinstance(error, Exception):
+                raise
+            self._failure = RunError(f"round {self._state.round} could not be committed")
+            raise self._failure from error
+        if awaited is None:
+            self._steps = self._awaited = None
         return awaited
 
     def _check_rest(self) -> None:
@@ -600,7 +629,8 @@ class RoundsCourse:
             for work in done:
                 work.result()
         except Exception as error:
-            raise RunError("files of a committed round could not be removed") from error
+            self._failure = RunError("files of a committed round could not be removed")
+            raise self._failure from error
 
     def _aside(self, work: Callable[[], T]) -> Future[T]:
         """Begin a part of the commit beside the loop."""
@@ -628,18 +658,22 @@ class RoundsCourse:
     def _close(self, commit: rounds.Commit) -> Steps:
         """Move the model; the commit follows at once, or after a survey of its levels.
 
-        Beside the loop nobody but these steps uses the model, the memory and the arrivals.
+        Nobody but this work beside the loop uses the model, the memory and the arrivals meanwhile;
+        of the machine's state, which goes on changing, it gets copies alone.
         """
         parts, norms, began = self._parts, self._norms, self._state
+        weights = weights_of(self._config, began, commit)
         # From here on, nothing that comes counts in this round: not after a crash, either.
         self._journal(closed=True)
         before, self._works = self._works, []
         for work in before:  # what is left of the last commit
             yield work
             work.result()
-        moving = self._aside(partial(self._move, commit, began))
+        moving = self._aside(partial(self._move, self._config, commit, weights))
         yield moving
         found, noise, before_it = moving.result()
+        self._works.remove(moving)  # which holds the model as it was before
+        del moving
         fleet, limit = self._taught(commit), self._config.robust.agreement
         if found.agreements and limit is not None:
             fleet = fleet.compared(commit.round, found.agreements, limit)
@@ -676,13 +710,13 @@ class RoundsCourse:
         packing.result()()
         self._surveying.begin(commit.round, levels, self._answering, state.fleet)
 
-    def _move(self, commit: rounds.Commit, state: RoundsState) -> _Moved:
+    def _move(self, config: RoundsConfig, commit: rounds.Commit, weights: RoundWeights) -> _Moved:
         """Move the model, and write what memory takes; nothing is committed."""
         parts, model = self._parts, self._parts.model
         noise, before = model.noise, model.theta
         found = close_round(
-            self._config,
-            state,
+            config,
+            weights,
             commit,
             model,
             self._memory,
@@ -690,16 +724,18 @@ class RoundsCourse:
             moments=self._moments,
             threads=parts.threads,
             scratch=parts.store.scratch,
-            root=None if parts.root is None else parts.root(self._config, model, commit.round),
+            root=None if parts.root is None else parts.root(config, model, commit.round),
         )
         return found, noise, before if parts.onlooker.watches else None
 
-    def _judge(self, scores: LevelScores | None) -> tuple[LevelScores, NDArray[np.float64]]:
+    def _judge(
+        self, config: RoundsConfig, scores: LevelScores | None
+    ) -> tuple[LevelScores, NDArray[np.float64]]:
         """Return the levels of the new model, evaluated unless a survey did, and its norms."""
         parts = self._parts
         if parts.store.describes:
             parts.model.digest  # noqa: B018  it is kept, for the round's line
-        return parts.score(self._config) if scores is None else scores, parts.model.norms
+        return parts.score(config) if scores is None else scores, parts.model.norms
 
     def _is_surveyed(self) -> bool:
         """True if devices survey the levels of the model that is about to be committed."""
@@ -735,7 +771,7 @@ class RoundsCourse:
         """
         parts, model, memory = self._parts, self._parts.model, self._memory
         packing = None if closed.published else self._aside(parts.outlet.pack)
-        judging = self._aside(partial(self._judge, scores))
+        judging = self._aside(partial(self._judge, self._config, scores))
         yield judging
         scores, norms = judging.result()
         known = self._state.fleet  # a release in the survey, a delivery in the commit
@@ -762,7 +798,7 @@ class RoundsCourse:
             line=line,
             orders=self._judged,
         )
-        saving = self._aside(partial(parts.store.save, checkpoint, parts.store.place()))
+        saving = self._aside(parts.store.saving(checkpoint))
         preparing = None if memory is None else self._aside(memory.prepare)
         if packing is not None:
             yield packing
@@ -871,6 +907,11 @@ def _is_decided(state: RoundsState, receipt: Receipt) -> bool:
     """True if a receipt repeats the verdict on a movement, which its round's report counts."""
     past = state.past.get(receipt.round)
     return past is not None and receipt.device in past.outcomes
+
+
+def _sender(sent: Movement | Replay) -> str:
+    """Return the device that sent this."""
+    return sent.movement.device if isinstance(sent, Replay) else sent.device
 
 
 def _is_done_with(state: RoundsState, sent: Movement | Replay) -> bool:

@@ -26,7 +26,7 @@ from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentMap, PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
-from coordinator.service.close import close_round, open_memory
+from coordinator.service.close import close_round, open_memory, weights_of
 from edge_sdk.protocol.encoding.encoding import Encoding
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.plan.blocks import Float32
@@ -189,9 +189,10 @@ def drive(
         samples = PersistentMap(post.samples)
         total = sum(samples.get(name, 0) for name in now.devices)
         fleet = replace(state.fleet, samples=samples, total_samples=total)
+        state = replace(state, fleet=fleet, round=number, devices=PersistentSet(now.devices))
         close_round(
             replace(config, local_rule=LocalRule(learning_rate=now.rate)),
-            replace(state, fleet=fleet, round=number, devices=PersistentSet(now.devices)),
+            weights_of(config, state, commit),
             commit,
             model,
             memory,

@@ -85,3 +85,13 @@ def test_heap_gives_the_least_first_and_stays_as_it_was(numbers: list[int]) -> N
             found.append(left.first)
             left = left.rest()
         assert found == sorted(numbers)
+
+
+def test_copy_stays_as_it_is_while_it_is_read_and_versions_are_made() -> None:
+    older = PersistentMap({number: number for number in range(100)})
+    newer = older.putting(100, 100)
+    for version, keys in ((older, 100), (newer, 101)):
+        reading = iter(version.apart())
+        first = next(reading)
+        version.dropping(50).putting(200, 200)
+        assert [first, *reading] == list(range(keys))

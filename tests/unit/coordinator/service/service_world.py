@@ -19,6 +19,7 @@ from coordinator.masks import make_masks
 from coordinator.rounds.fragments import FragmentsConfig
 from coordinator.rounds.synchronous import RoundsConfig, RoundsState
 from coordinator.run.folder import About, Run, TaskFiles, create_run, is_run, read_history
+from coordinator.service.aside import Aside
 from coordinator.service.courses.parts import Evaluate
 from coordinator.service.service import Service, ServiceConfig
 from coordinator.service.store import Keeping
@@ -47,6 +48,7 @@ from edge_sdk.transport.uploads import Outgoing
 from tests.memory_broker import MemoryBroker
 from tests.messages import make_movement, make_outgoing
 from tests.unit.edge_sdk.train.handmade import Handmade, bundle
+from tests.waiting import until
 
 TASK = "tiny"
 TOPICS = Topics(TASK)
@@ -115,8 +117,12 @@ class World:
         machine: RoundsConfig | FragmentsConfig,
         *,
         evaluate: Evaluate | None = None,
+        aside: Callable[[], Aside] | None = None,
         **changes: Any,
     ) -> None:
+        """`aside` makes what does the work of commits; None: the loop does it. `changes`: of the
+        service's settings."""
+        self._aside = aside
         self.broker = MemoryBroker()
         self.clock = Clock()
         self.folder = folder
@@ -147,6 +153,7 @@ class World:
                 evaluate=self._evaluate,
                 clock=self.clock,
                 wall=self.clock,
+                aside=None if self._aside is None else self._aside(),
             )
         except BaseException:
             self.running = False
@@ -189,6 +196,15 @@ class World:
             if not self.broker.step():
                 return
         raise AssertionError("they talk for ever")
+
+    def until(self, condition: Callable[[], object]) -> None:
+        """Settle until something is so, which work beside the loop may bring about."""
+
+        def holds() -> object:
+            self.settle()
+            return condition()
+
+        until(holds)
 
     def wait(self, seconds: float) -> None:
         self.clock.now += seconds

@@ -19,7 +19,7 @@ from coordinator.aggregate.screening import Usual
 from coordinator.masks import make_masks
 from coordinator.rounds.persistent import PersistentSet
 from coordinator.rounds.synchronous import Commit, RoundsConfig, start
-from coordinator.service.close import close_round, open_memory
+from coordinator.service.close import close_round, open_memory, weights_of
 from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
 from edge_sdk.protocol.messages.movement import decode_movement, encode_movement
 from edge_sdk.protocol.plan.blocks import Blocks, Float32
@@ -68,7 +68,8 @@ def close(
     memory = open_memory(config, None)
     state = replace(start(config), devices=PersistentSet(NAMES))
     commit = Commit(1, NAMES[:2], (), (), ((NAMES[2], 1),) if memory is not None else ())
-    close_round(config, state, commit, model, memory, arrivals, scratch=scratch)
+    weights = weights_of(config, state, commit)
+    close_round(config, weights, commit, model, memory, arrivals, scratch=scratch)
     total = memory.total.tobytes() if isinstance(memory, RamMemory) else b""
     return model.theta.tobytes(), total
 
@@ -159,7 +160,8 @@ def test_device_that_sends_the_largest_number_everywhere_is_held_by_every_choice
     before, memory = model.theta.copy(), open_memory(config, None)
     names = tuple(sorted((*HONEST, "evil")))
     state = replace(start(config), devices=PersistentSet(names))
-    close_round(config, state, Commit(1, names, (), (), ()), model, memory, arrivals)
+    commit = Commit(1, names, (), (), ())
+    close_round(config, weights_of(config, state, commit), commit, model, memory, arrivals)
     moved = float(np.abs(model.theta - before).max())
     if name == "none":
         assert moved > 1e8
@@ -185,7 +187,9 @@ def test_round_says_which_blocks_are_only_clipped(caplog: pytest.LogCaptureFixtu
         close(config, arrivals)
         saved = saved_model()
         model = GlobalModel(PLAN, saved.weights, saved.buffers)
-        close_round(config, start(config), Commit(1, NAMES, (), (), ()), model, None, arrivals)
+        commit = Commit(1, NAMES, (), (), ())
+        weights = weights_of(config, start(config), commit)
+        close_round(config, weights, commit, model, None, arrivals)
     few, thin = caplog.messages
     assert few == "round 1: 2 movements are too few to compare"
     assert thin.startswith("round 1: 6 of 7 trained blocks came from one or two devices")

@@ -689,6 +689,56 @@ def test_device_that_is_quarantined_while_others_bid_is_not_asked_by_the_next_pr
     expect_the_same(worlds, config_of("ram-fed"), play)
 
 
+def test_number_of_a_resumed_round_that_is_void_is_not_used_again(
+    worlds: Worlds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world = worlds.make(rounds_config(min_participants=2))
+    a = world.add("a", bids=False)
+    world.settle()
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "note_journal", failing_disk)
+        world.add("b", bids=False)
+        with pytest.raises(RunError):
+            world.settle()  # the round is in the journal, and not in the counters
+    world.restart()
+    assert (world.state.round, world.run.opened) == (1, 1)
+    a.bid(a.opened[1])
+    world.settle()
+    world.leave(world.devices[-1])
+    world.wait(11)
+    world.wait(11)
+    assert world.state.phase is RoundPhase.WAITING  # round 1, which a heard of, is void
+    world.restart()
+    world.add("b", session=3)
+    world.settle()
+    assert sorted(a.opened) == [1, 2]
+
+
+def failing_disk(*_: object) -> None:
+    raise OSError(5, "input/output error")
+
+
+def test_file_of_a_void_round_that_a_power_cut_brought_back_opens_nothing(worlds: Worlds) -> None:
+    world = worlds.make(rounds_config(min_participants=2))
+    world.add("a")
+    b = world.add("b", bids=False)
+    world.settle()
+    path = world.folder / ROUND
+    journal = path.read_bytes()
+    world.leave(b)
+    world.wait(11)
+    assert world.state.phase is RoundPhase.WAITING
+    assert not path.exists()
+    world.crash()
+    path.write_bytes(journal)
+    world.start()
+    world.settle()
+    assert world.state.phase is RoundPhase.WAITING
+    world.add("b", session=3)
+    world.settle()
+    assert [line["round"] for line in world.history] == [2, 3]
+
+
 def test_crash_between_journal_and_counters_opens_the_same_round(
     worlds: Worlds, monkeypatch: pytest.MonkeyPatch
 ) -> None:

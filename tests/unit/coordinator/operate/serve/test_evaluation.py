@@ -65,5 +65,18 @@ def test_failure_is_raised_by_the_loop_and_by_whoever_evaluates() -> None:
     evaluate.close()
 
 
+def test_code_of_a_task_that_exits_leaves_nobody_waiting() -> None:
+    def make() -> Evaluate:
+        raise SystemExit(3)
+
+    requests: Requests[Any] = Requests()
+    requests.close()
+    evaluate = LateEvaluator(make, requests)
+    evaluate.begin()
+    evaluate.close()
+    with pytest.raises(ConfigError, match=r"task.evaluation.*SystemExit\(3\)"):
+        evaluate(MODEL, LevelScores())
+
+
 def test_evaluator_that_was_never_begun_can_be_closed() -> None:
     LateEvaluator(lambda: pytest.fail("it is not made"), Requests()).close()

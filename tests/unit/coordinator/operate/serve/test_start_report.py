@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import numpy as np
 import pytest
 
 from coordinator.operate.config import read_config
+from coordinator.operate.serve import serving
 from coordinator.operate.serve.serving import start_report
 from coordinator.rounds.state import RoundsConfig
-from coordinator.run.folder import About, Run, create_run
+from coordinator.run.folder import About, Run, TaskFiles, create_run
 from coordinator.run.steering.settings import with_settings
 from coordinator.service.service import ServiceConfig
 from coordinator.task.saved_model import SavedModel
@@ -22,6 +26,7 @@ from edge_sdk.protocol.task.data_spec import ArraySpec, DataSpec
 from edge_sdk.protocol.task.graphs import Manifest
 from edge_sdk.transport.settings import BrokerSettings
 
+BROKER = BrokerSettings(host="localhost")
 PLAN = ModelPlan(
     (Axis("a", (1, 1)), Axis("b", (3, 3))), (Tensor("w", "float32", (Dim(2, 0), Dim(6, 1))),)
 )
@@ -57,7 +62,7 @@ def test_start_says_once_how_much_of_the_model_is_never_trained(
             keeping=config.keeping,
             chunk_bytes=65536,
         )
-        lines = list(start_report(config, run, service, BrokerSettings(host="localhost"), None))
+        lines = list(start_report(config, run, service, BROKER, None))
     said = [line for line in lines if line.startswith("fragments")]
     if kind != "tied":
         assert said == []
@@ -84,7 +89,7 @@ def test_start_says_how_the_model_grows_and_added_rounds_change_nothing(tmp_path
     )
 
     def grows(run: Run) -> list[str]:
-        lines = start_report(config, run, service, BrokerSettings(host="localhost"), None)
+        lines = start_report(config, run, service, BROKER, None)
         return [line for line in lines if line.startswith("grows")]
 
     with Run(config.run.folder) as run:
@@ -95,3 +100,33 @@ def test_start_says_how_the_model_grows_and_added_rounds_change_nothing(tmp_path
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(run, "latest", lambda: whole)
             assert grows(run) == ["grows      no more: it trains the whole model"]
+
+
+@pytest.mark.parametrize(("made", "wanted"), [*product(("fp32", "fp16"), repeat=2)])
+def test_start_warns_of_a_precision_that_came_after_the_graphs(
+    tmp_path: Path, made: str, wanted: str
+) -> None:
+    (tmp_path / "run.toml").write_text(
+        "[task]\nname = 't'\nsource = 't.py:f'\n[run]\nfolder = 'run'\nrounds = 3\n"
+        f"precision = '{wanted}'\n[rule]\nname = 'ra-fed'\n"
+    )
+    config = read_config(tmp_path / "run.toml", environment={})
+    about = About(task="t", run="0123456789abcdef", source="t.py:f", batch_size=32)
+    weights = {"w": np.zeros((2, 6), dtype=np.float32)}
+    create_run(config.run.folder, about, SavedModel(PLAN, weights, {}, MANIFEST, {}))
+    service = ServiceConfig(
+        machine=config.machine(PLAN), down=Encoding(), keeping=config.keeping, chunk_bytes=65536
+    )
+    with Run(config.run.folder) as run:
+        if made == "fp16":
+            half = SimpleNamespace(kind="gradient-fp16")
+            manifest = SimpleNamespace(data=MANIFEST.data, graphs=(half,))
+            run.task = cast(TaskFiles, SimpleNamespace(plan=PLAN, manifest=manifest, files={}))
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(serving, "can_survey", lambda *_: False)
+                lines = list(start_report(config, run, service, BROKER, None))
+        else:
+            lines = list(start_report(config, run, service, BROKER, None))
+    said = [line for line in lines if line.startswith("precision")]
+    words = {"fp16": "has no graphs in float16", "fp32": "made with graphs in float16"}
+    assert [words[wanted] in line for line in said] == [True] * (made != wanted)

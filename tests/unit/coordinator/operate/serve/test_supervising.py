@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from coordinator.errors import ConfigError
+from coordinator.errors import ConfigError, StopRequestedError
 from coordinator.operate.config import ProcessConfig, ServeConfig, read_process_config
 from coordinator.operate.serve.down import DownView
 from coordinator.operate.serve.runs import ServedRun, ServedRuns
@@ -24,7 +24,6 @@ from coordinator.operate.serve.supervising import (
     LONGEST_PAUSE_S,
     STEADY_S,
     SharedSite,
-    StopRequestedError,
     Supervisor,
 )
 from coordinator.run.folder import RunError, write_json
