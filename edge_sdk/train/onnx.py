@@ -508,6 +508,8 @@ class _Objective:
         self._kappa = job.rule.distillation
         self._job = job
         self._held = HeldOutputs(job.spare)
+        self._samples: int | None = None
+        """Size of the batches that it is settled for."""
         self.outputs: Array | None = None
         self.teacher: Array | None = None
 
@@ -518,32 +520,38 @@ class _Objective:
 
     def batch(self, batch: Batch) -> bool:
         """See `Objective`."""
-        manifest = self._graphs.manifest
-        manifest.data.check(batch)
+        self._graphs.manifest.data.check(batch)
         size = len(batch.targets)
-        entry = manifest.pick(self._kind, self.kept, size)
-        self._graphs.open(entry, self.kept, size if entry.batch is None else entry.batch)
+        if size != self._samples:
+            self._settle(size)
         arrays = {f"x{number}": array for number, array in enumerate(batch.inputs)}
-        feeds = fed(entry, {**arrays, "targets": batch.targets}, self.kept, size)
-        ports = {port.name: port for port in entry.inputs}
-        masks = {}
-        for mask in entry.masks:
-            shape = _real_shape(entry, ports[mask.port], self.kept, size)
-            masks[mask.port] = draw_mask(self._stream, mask.probability, shape)
-        feeds |= fed(entry, masks, self.kept, size)
+        arrays["targets"] = batch.targets
+        for mask, shape in self._masks:
+            arrays[mask.port] = draw_mask(self._stream, mask.probability, shape)
+        self._feeds = fed(self.entry, arrays, self.kept, size) | self._settled
+        return True
+
+    def _settle(self, size: int) -> None:
+        """Find the graph for batches of this size, and what it takes with all of them."""
+        entry = self._graphs.manifest.pick(self._kind, self.kept, size)
         self.entry = entry
         self.size = size if entry.batch is None else entry.batch
-        feeds["sample_weights"] = (np.arange(self.size) < size).astype(np.float32)
+        self._graphs.open(entry, self.kept, self.size)
+        ports = {port.name: port for port in entry.inputs}
+        self._masks = [
+            (mask, _real_shape(entry, ports[mask.port], self.kept, size)) for mask in entry.masks
+        ]
+        settled = {"sample_weights": (np.arange(self.size) < size).astype(np.float32)}
         if "classes" in ports:
-            feeds["classes"] = self._job.class_mask(*ports["classes"].shape(self.kept, size))
+            settled["classes"] = self._job.class_mask(*ports["classes"].shape(self.kept, size))
         elif self._job.rule.classes != "all":
             raise GraphError(
                 f"{entry} takes no classes: the task was compiled for runs with classes = all"
             )
-        self._feeds = {
-            name: array for name, array in (feeds | self._scales).items() if name in ports
+        self._settled = {
+            name: array for name, array in (settled | self._scales).items() if name in ports
         }
-        return True
+        self._samples = size
 
     def __call__(self, weights: Arrays) -> tuple[float, Arrays]:
         """Return (mean loss, gradients) at these weights."""
@@ -586,6 +594,8 @@ class HeldOutputs:
         self.whole: Raw | None = None
         """The piece, which has room for all outputs and a little more; None: nothing is large."""
         self._arrays: dict[str, Array] = {}
+        self._shapes: Mapping[str, tuple[int, ...]] | None = None
+        """The shapes that the arrays are for."""
 
     @property
     def spare(self) -> Raw | None:
@@ -601,6 +611,19 @@ class HeldOutputs:
         """Return an array for every large output. One that is an input now, too, is not written
         over: the run gets another.
         """
+        if shapes is not self._shapes:
+            self._fit(entry, shapes)
+            self._shapes = shapes
+        if not self._arrays:
+            return {}
+        inputs = {id(each) for each in feeds.values()}
+        return {
+            name: np.empty_like(array) if id(array) in inputs else array
+            for name, array in self._arrays.items()
+        }
+
+    def _fit(self, entry: GraphEntry, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Make the arrays, unless there are such already."""
         wanted = {port.name: (shapes[port.name], np.dtype(port.dtype)) for port in entry.outputs}
         sizes = {name: math.prod(shape) * kind.itemsize for name, (shape, kind) in wanted.items()}
         large = {name: wanted[name] for name, size in sizes.items() if size >= LARGE_BYTES}
@@ -611,11 +634,6 @@ class HeldOutputs:
             if large:
                 room, self._room = self._room, None
                 self._arrays, self.whole = arrays_in_one(large, small + ROOM_BYTES, room)
-        inputs = {id(each) for each in feeds.values()}
-        return {
-            name: np.empty_like(array) if id(array) in inputs else array
-            for name, array in self._arrays.items()
-        }
 
 
 def _session_key(
