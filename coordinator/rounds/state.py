@@ -297,6 +297,8 @@ class OpenRound:
     """Settings that an operator had changed by the time the round opened."""
     orders: int = 0
     """Number of the newest order of an operator about a device that the round knows."""
+    newcomers: Set[str] = frozenset()
+    """Devices that joined the run since the last commit: rules may count all that ever joined."""
 
 
 @dataclass(frozen=True, slots=True)

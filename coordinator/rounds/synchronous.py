@@ -223,7 +223,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
             phase=RoundPhase.BIDDING,
             round=opened.round,
             refused=PersistentMap(opened.refused),
-            devices=PersistentSet(state.devices | opened.selected),
+            devices=PersistentSet(state.devices | opened.selected | opened.newcomers),
             selected=PersistentSet(opened.selected),
             resumed=True,
         )
@@ -237,7 +237,7 @@ def resume(config: RoundsConfig, state: RoundsState, opened: OpenRound, now: flo
         deadline=deadline,
         train_by=deadline,
         fleet=state.fleet.heard(opened.bids.values()),
-        devices=PersistentSet(state.devices | opened.selected),
+        devices=PersistentSet(state.devices | opened.selected | opened.newcomers),
         selected=PersistentSet(opened.selected),
         bids=PersistentMap(opened.bids),
         assigned=PersistentMap(opened.assigned),

@@ -68,6 +68,7 @@ class Journal:
             "terms": dict(terms),
             "settings": dict(opened.settings),
             "orders": opened.orders,
+            "newcomers": sorted(opened.newcomers),
         }
         write_whole(self._path, seal_json(content), mode=PRIVATE)
 
@@ -104,6 +105,7 @@ class Journal:
                 bidding=bool(content.get("bidding", False)),
                 settings=dict(content.get("settings", {})),
                 orders=int(content.get("orders", 0)),
+                newcomers=frozenset(content.get("newcomers", ())),
             )
         except (ValueError, KeyError, TypeError, AttributeError, MessageError) as error:
             raise RunError(

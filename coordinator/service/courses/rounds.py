@@ -150,9 +150,13 @@ class RoundsCourse:
         """Skips so far in this process that were too old to count, and all; none once warned."""
         self._squares: Future[NDArray[np.float64]] | None = None
         """Squared norm of each block's newest step; None: not known."""
+        self._newcomers = set[str]()
+        """Devices that the newest checkpoint does not know."""
         self._held: list[rounds.Event] = []
         """Movements that arrived since the round closed; they wait for its commit."""
         interrupted = self._interrupted(checkpoint)
+        if interrupted is not None:
+            self._newcomers.update(interrupted.newcomers)
         if interrupted is None:
             self._take_up()
         parts.outlet.publish()
@@ -371,6 +375,8 @@ class RoundsCourse:
                 happened = pending.pop(0)
                 before = self._state
                 self._state, effects = rounds.handle(self._config, before, happened, now)
+                if isinstance(happened, events.Joined) and happened.device not in before.devices:
+                    self._newcomers.add(happened.device)
                 if isinstance(happened, Bid):
                     self._show_bid(before, happened)
                 self._note_assignments()
@@ -510,6 +516,7 @@ class RoundsCourse:
             closed=closed,
             settings=self._settings,
             orders=self._judged,
+            newcomers=frozenset(self._newcomers),
         )
         self._parts.store.open_round(opened, terms_of(self._config))
 
@@ -814,6 +821,7 @@ class RoundsCourse:
             remembering.result()
         self._norms, self._committed = norms, checkpoint.committed
         self._saved_orders = checkpoint.orders
+        self._newcomers.difference_update(checkpoint.devices)
         parts.record(report, line)
         tidying = self._aside(self._tidy)
         yield tidying

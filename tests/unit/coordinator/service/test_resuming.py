@@ -13,6 +13,7 @@ import pytest
 
 from coordinator.aggregate.memory import DiskMemory
 from coordinator.aggregate.rules import RULES
+from coordinator.aggregate.rules.ram_fed import RamFed
 from coordinator.checksums import checksum
 from coordinator.masks import make_masks
 from coordinator.rounds.state import OpenRound
@@ -877,6 +878,32 @@ def test_movement_that_comes_during_a_survey_is_late_whether_or_not_it_is_killed
         assert slow.receipts[0] == (1, late)
         levels = world.history[-1]["levels"]
         assert {level["statistics_devices"] for level in levels} == {0}
+
+    expect_the_same(worlds, config, play)
+
+
+@pytest.mark.usefixtures("surveyed")
+def test_device_that_came_and_left_in_a_round_that_is_killed_still_counts(worlds: Worlds) -> None:
+    rule = RamFed(population="all")
+    config = rounds_config(rule=rule, min_devices=2, rounds=2, survey_every=1, survey_s=50.0)
+
+    def play(world: World, crashes: bool) -> None:
+        a, b = world.add("a", value=0.25, sends=False), world.add("b", value=-0.5)
+        world.settle()
+        passing = world.add("passing")
+        world.settle()
+        world.leave(passing)
+        for round in (1, 2):
+            a.send(round)
+            world.settle()
+            asked = world.retained(TOPICS.round)
+            assert isinstance(asked, Survey)
+            assert asked.round == round
+            if crashes:
+                world.restart()
+            for device in (a, b):
+                refuse(device, asked)
+            world.settle()
 
     expect_the_same(worlds, config, play)
 
