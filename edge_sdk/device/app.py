@@ -61,7 +61,7 @@ from edge_sdk.protocol.encoding.codec import (
     encode_arrays,
     encode_blocks,
 )
-from edge_sdk.protocol.encoding.encoding import available_encodings
+from edge_sdk.protocol.encoding.encoding import usable
 from edge_sdk.protocol.encoding.top_k import RESIDUAL_ROUNDS
 from edge_sdk.protocol.errors import (
     GroupError,
@@ -660,7 +660,7 @@ class DeviceApp(Generic[K]):
         """
         plan, round = self._backend.plan, opened.round
         random = stream(self._seed, self.name, round, "encoding")
-        encoding = opened.up.agreed(available_encodings())
+        encoding = usable(opened.up)
         if encoding.kind != "top-k" or not self._settle():
             return encode_arrays(plan, groups, arrays, encoding, random, room)
         movement = plan.scatter(arrays, groups)

@@ -54,7 +54,7 @@ from edge_sdk.machine.board import Board, Quantity
 from edge_sdk.machine.energy import Energy
 from edge_sdk.program.plain import ProfileError
 from edge_sdk.protocol.encoding.codec import encoded_size
-from edge_sdk.protocol.encoding.encoding import Encoding, available_encodings
+from edge_sdk.protocol.encoding.encoding import Encoding, usable
 from edge_sdk.protocol.errors import GraphError
 from edge_sdk.protocol.messages.local_rule import LocalRule
 from edge_sdk.protocol.messages.round import RoundOpen
@@ -322,7 +322,7 @@ class CostModel:
         held = held_bytes if self._shares_memory else 0.0
         least = self._least_memory(opened, batch)
         second = self._second_memory(opened, batch)
-        encoding = opened.up.agreed(available_encodings())
+        encoding = usable(opened.up)
         index = sum(blob.size for blob in (opened.model, opened.control) if blob is not None)
         down = model_encoding or Encoding()
         packs = 2 if opened.variates else 1  # the global variate is as large as the model

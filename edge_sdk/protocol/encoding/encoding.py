@@ -16,7 +16,6 @@ import math
 import re
 from collections.abc import Collection
 from dataclasses import dataclass, replace
-from functools import cache
 from importlib.util import find_spec
 from typing import Literal, cast, get_args
 
@@ -86,7 +85,14 @@ class Encoding:
         return replace(self, zstd=False) if self.zstd and "zstd" not in available else self
 
 
-@cache
+def usable(encoding: Encoding) -> Encoding:
+    """Adapt an encoding to this side; whether `zstandard` is installed is looked up if it matters.
+
+    Raises `EncodingError` for a kind that this side does not know.
+    """
+    return encoding.agreed(available_encodings() if encoding.zstd else KINDS)
+
+
 def available_encodings() -> tuple[str, ...]:
     """List what this side reads and writes: every kind, and "zstd" if `zstandard` is installed."""
     return (*KINDS, "zstd") if find_spec("zstandard") else KINDS

@@ -101,8 +101,11 @@ class GatedClient(paho.Client):
                     self._ahead = super()._sock_recv(_AHEAD_BYTES)
                 except BlockingIOError:
                     return paho.MQTT_ERR_AGAIN
-                except OSError:
-                    return super()._packet_read()  # it meets the same, and says so
+                except OSError as error:  # told once: a second look would find a mere end
+                    super()._easy_log(paho.MQTT_LOG_ERR, "failed to receive: %s", error)
+                    return paho.MQTT_ERR_CONN_LOST
+                if not self._ahead:
+                    return paho.MQTT_ERR_CONN_LOST
             packet = self.gate.whole(self._ahead)
             if packet is not None and packet[0]:
                 head, rest, size = packet

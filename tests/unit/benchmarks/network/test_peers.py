@@ -69,7 +69,7 @@ def test_interpreter_is_found_on_the_path(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_process_that_trained_is_not_counted_again() -> None:
     """It tells its own CPU and memory, and may live on for a while."""
-    child = "import sys, time; print('here', flush=True); time.sleep(60)"
+    child = "import time; sum(range(10**7)); print('here', flush=True); time.sleep(60)"
     code = (
         f"import os, subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {child!r}], "
         "stdout=subprocess.PIPE); p.stdout.readline(); print(p.pid, flush=True); "
