@@ -69,7 +69,7 @@ def run_command(name: str, measure: Measure, arguments: argparse.Namespace) -> i
     """Measure, print, and write `--json` where asked for; return the exit code."""
     from rich.console import Console
 
-    from benchmarks.report.figures import environment, print_figures, write_json
+    from benchmarks.report.figures import environment, host, print_figures, write_json
     from benchmarks.report.sheet import Sheet
 
     def show(shown: Sequence[Table | Sheet | str]) -> None:
@@ -89,6 +89,7 @@ def run_command(name: str, measure: Measure, arguments: argparse.Namespace) -> i
     if arguments.json:
         data = {
             "command": name,
+            "host": host(),
             "environment": environment(*measured.packages, "tessera-fl"),
             "config": {**measured.config, "quick": arguments.quick},
             **measured.data,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from edge_sdk import TesseraError
@@ -29,6 +29,17 @@ def add_common(parser: argparse.ArgumentParser, quick: str) -> None:
 def names(text: str) -> tuple[str, ...]:
     """Parse comma-separated names, each once."""
     return tuple(dict.fromkeys(text.split(",")))
+
+
+def listed_choices(
+    arguments: argparse.Namespace, choices: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """Return a line for each option that is `list`: its name, and what it can be."""
+    return [
+        f"--{option}: {', '.join(known)}"
+        for option, known in choices.items()
+        if getattr(arguments, option) == ("list",)
+    ]
 
 
 def add_families(

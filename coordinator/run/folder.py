@@ -983,12 +983,12 @@ def _lock(folder: Path) -> int:
     while True:
         try:
             lock = lock_file(folder / LOCK, mode=PRIVATE)
-        except BlockingIOError as error:
+        except BlockingIOError:
             if time.monotonic() < until:
                 time.sleep(GLANCE_S / 10)
                 continue
             if _says_starting(folder):
-                raise RunError(starting_words(folder)) from error
-            raise RunError(f"{folder} is open in another process: stop that process") from error
+                raise RunError(starting_words(folder)) from None
+            raise RunError(f"{folder} is open in another process: stop that process") from None
         mark(lock, b"")  # what a process that was killed left there
         return lock

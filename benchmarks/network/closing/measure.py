@@ -83,6 +83,11 @@ class ClosingRow:
         return median(each.close_s for each in self.rounds)
 
     @property
+    def start_s(self) -> float:
+        """Median seconds of a start; 0 if there was none."""
+        return median(self.starts_s) if self.starts_s else 0.0
+
+    @property
     def waits_ms(self) -> tuple[float, float]:
         """Milliseconds within which 99 of 100 answers came: to the device, and to the operator."""
         device = [wait for each in self.rounds for wait in each.device_waits_s]
@@ -223,5 +228,5 @@ def closing_figures(row: ClosingRow) -> list[Figure]:
         *(Figure(f"{stem}.part.{name}", spent, "s") for name, spent in row.parts_s().items()),
     ]
     if row.starts_s:
-        figures.append(Figure(f"{stem}.start", median(row.starts_s), "s", target=START_TARGET_S))
+        figures.append(Figure(f"{stem}.start", row.start_s, "s", target=START_TARGET_S))
     return figures

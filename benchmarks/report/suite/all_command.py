@@ -72,7 +72,7 @@ def add_chosen(parser: argparse.ArgumentParser, *, repeats: int) -> None:
         type=count,
         default=repeats,
         metavar="N",
-        help="times to run each command, in turns (default %(default)s)",
+        help=f"times to run each command, in turns (default {repeats})",
     )
 
 
@@ -88,7 +88,7 @@ def chosen_commands(arguments: argparse.Namespace) -> Sequence[str]:
 
 def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report.figures import environment, write_json
-    from benchmarks.report.suite.passes import host, run_measuring
+    from benchmarks.report.suite.passes import run_measuring
     from benchmarks.report.suite.repeats import merge, ratios_of, repeats_of
 
     chosen = chosen_commands(arguments)
@@ -127,7 +127,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         closing=[f"  no figures from {run.command}: {run.failure}" for run in failed],
         packages=("torch", "onnxruntime", "numpy"),
         config={"commands": list(chosen), "repeats": arguments.repeats},
-        data={"repeats": repeats_of(found), "runs": _described(runs), "host": host()},
+        data={"repeats": repeats_of(found), "runs": _described(runs)},
         code=0,
     )
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
-import platform
 import sys
 import tempfile
 import time
@@ -28,11 +26,6 @@ class CommandRun:
     seconds: float
     figures: tuple[Figure, ...] = ()
     failure: str | None = None
-
-
-def host() -> str:
-    """Return a name for this machine that tells nobody which it is."""
-    return hashlib.sha256(platform.node().encode()).hexdigest()[:12]
 
 
 def run_measuring(command: str, *, quick: bool, tree: Path | None = None) -> CommandRun:

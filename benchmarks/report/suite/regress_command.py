@@ -31,12 +31,13 @@ def add_parser(commands: Any) -> None:
         _measure,
         help="what became slower between two measurements, or two checkouts",
         description=(
-            "Compares the figures of two files that `all --json` wrote, and names those that are "
-            "worse or better by more than noise: the median moved by more than the repeats lie "
-            "apart, by more than 5 % (25 % where a side has one repeat), and no repeat of one side "
-            "lies among those of the other. Figures of different machines are compared by their "
-            "ratios alone, and so is benchmarks/baseline.json. Given two checkouts instead of "
-            "files, it measures both, in turns."
+            "Compares the figures of two files that `all --json`, or --json of one command, wrote, "
+            "and names those that are worse or better by more than noise: the median moved by more "
+            "than the repeats lie apart, by more than 5 % (25 % where a side has one repeat), and "
+            "no repeat of one side lies among those of the other. Figures of different machines "
+            "are compared by their ratios alone, and so is benchmarks/baseline.json. Given two "
+            "checkouts instead of files, it measures both, in turns: --commands, --repeats and "
+            "--quick are for these."
         ),
         example="regress ../before ../after --commands step,wire --quick",
         quick="of checkouts: run every command with --quick",
@@ -46,23 +47,27 @@ def add_parser(commands: Any) -> None:
             name,
             type=Path,
             metavar=name.upper(),
-            help=f"the {side} figures: a file of `all --json`, or a checkout to measure",
+            help=f"the {side} figures: a file that --json wrote, or a checkout to measure",
         )
     add_chosen(parser, repeats=REPEATS)
+    parser.set_defaults(repeats=None)  # to know if it was given
 
 
 def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.report.suite.change import changes
     from benchmarks.report.suite.repeats import ratios_of, repeats_of
 
-    old, new, same_machine = _sides(arguments)
-    if not same_machine:
+    old, new, apart = _sides(arguments)
+    left_out = 0
+    if apart:
+        left_out = len(list(changes(old, new)))
         old, new = ratios_of(old), ratios_of(new)
     found = list(changes(old, new))
+    left_out -= len(found)
     if not found:
         raise UsageError(
             f"{arguments.old} and {arguments.new} have no figure in common"
-            + ("" if same_machine else " that is a ratio; seconds of two machines say nothing")
+            + (f" that is a ratio, and only ratios can be compared: {apart}" if apart else "")
         )
     verdicts = {
         verdict: [each for each in found if each.verdict == verdict]
@@ -73,7 +78,10 @@ def _measure(arguments: argparse.Namespace) -> Measured:
         for verdict, each in verdicts.items()
         if each and verdict != "same"
     ]
-    shown.append(f"{len(verdicts['same'])} of {len(found)} figures changed by no more than noise")
+    counts = [f"{len(each)} {verdict}" for verdict, each in verdicts.items()]
+    shown.append(f"figures compared: {len(found)} ({', '.join(counts)} within noise)")
+    if apart and left_out:
+        shown.append(f"figures left out: {left_out} that are not ratios; {apart}")
     names = {each.name for each in found}
     for side, figures in (("old", old), ("new", new)):
         if alone := [each.name for each in figures if each.name not in names]:
@@ -82,7 +90,7 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     return Measured(
         figures=list(_figures(verdicts)),
         shown=shown,
-        config={"old": str(arguments.old), "new": str(arguments.new), "ratios": not same_machine},
+        config={"old": str(arguments.old), "new": str(arguments.new), "ratios": bool(apart)},
         data={
             "changes": [
                 {
@@ -104,17 +112,27 @@ def _measure(arguments: argparse.Namespace) -> Measured:
 
 def _sides(
     arguments: argparse.Namespace,
-) -> tuple[Sequence[Repeated], Sequence[Repeated], bool]:
-    """Return both sides, and whether they were measured on one machine."""
+) -> tuple[Sequence[Repeated], Sequence[Repeated], str]:
+    """Return both sides, and why only their ratios can be compared; empty if all figures can."""
     from benchmarks.report.suite.repeats import read_repeats
 
     folders = [each.is_dir() for each in (arguments.old, arguments.new)]
     if all(folders):
-        return *_measured(arguments), True
+        return *_measured(arguments), ""
     if any(folders):
         raise UsageError("give two files, or two checkouts: a file has no code to measure")
+    given = {"--commands": arguments.commands, "--repeats": arguments.repeats}
+    given["--quick"] = arguments.quick
+    if ignored := [option for option, value in given.items() if value]:
+        raise UsageError(
+            f"{ignored[0]} says what to measure in two checkouts; these are files, whose figures "
+            "are all compared: leave it out"
+        )
     (old, host), (new, other) = read_repeats(arguments.old), read_repeats(arguments.new)
-    return old, new, host is not None and host == other
+    if None in (host, other):
+        silent = arguments.old if host is None else arguments.new
+        return old, new, f"{silent} does not say which machine it is of"
+    return old, new, "" if host == other else "the files are of two machines"
 
 
 def _measured(arguments: argparse.Namespace) -> tuple[list[Repeated], list[Repeated]]:
@@ -123,12 +141,13 @@ def _measured(arguments: argparse.Namespace) -> tuple[list[Repeated], list[Repea
     from benchmarks.report.suite.repeats import merge
 
     chosen, trees = chosen_commands(arguments), (arguments.old, arguments.new)
+    repeats = arguments.repeats or REPEATS
     for tree in trees:
         if not (tree / "benchmarks" / "cli.py").is_file():
             raise UsageError(f"{tree} is not a checkout of this project: it has no benchmarks/")
     passes: dict[Path, list[list[Figure]]] = {tree: [] for tree in trees}
-    with progress("regress", 2 * len(chosen) * arguments.repeats) as part:
-        for number in range(arguments.repeats):
+    with progress("regress", 2 * len(chosen) * repeats) as part:
+        for number in range(repeats):
             for command in chosen:
                 # Who goes first takes turns, too: what goes second finds a warmer machine.
                 for tree in trees if number % 2 == 0 else trees[::-1]:

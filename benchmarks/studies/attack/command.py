@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import UsageError, count, names, numbers
+from benchmarks.report.options import UsageError, count, listed_choices, names, numbers
 
 if TYPE_CHECKING:
     from benchmarks.studies.attack.study import WantedAttacks
@@ -89,6 +90,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.studies.attack.trial import run_attack
     from benchmarks.studies.levels.settings import data_of
 
+    if listed := listed_choices(arguments, _choices()):
+        return Measured(figures=[], shown=listed)
     wanted = _wanted(arguments)
     if arguments.update:
         read_page(arguments.update, page.BEGIN)
@@ -126,6 +129,15 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
 
 
+def _choices() -> dict[str, Iterable[str]]:
+    from benchmarks.studies.attack.attackers import ATTACKS
+    from benchmarks.studies.attack.defences import DEFENCES
+    from benchmarks.studies.attack.settings import SETTINGS
+    from benchmarks.studies.attack.study import RULES
+
+    return {"settings": SETTINGS, "rules": RULES, "attacks": ATTACKS, "defences": DEFENCES}
+
+
 def _wanted(arguments: argparse.Namespace) -> WantedAttacks:
     from benchmarks.studies.attack.attackers import ATTACKS
     from benchmarks.studies.attack.defences import DEFENCES, RECOMMENDED
@@ -139,13 +151,11 @@ def _wanted(arguments: argparse.Namespace) -> WantedAttacks:
         "attacks": QUICK_ATTACKS if arguments.quick else tuple(ATTACKS),
         "defences": (RECOMMENDED,) if arguments.quick else tuple(DEFENCES),
     }
-    known = {"settings": SETTINGS, "rules": RULES, "attacks": ATTACKS, "defences": DEFENCES}
     chosen = {}
-    for what, names_known in known.items():
+    for what, names_known in _choices().items():
         given = getattr(arguments, what)
         if given and (unknown := [name for name in given if name not in names_known]):
-            asked = "" if unknown == ["list"] else f"unknown {unknown[0]!r}; "
-            raise UsageError(f"{asked}--{what} are {', '.join(names_known)}")
+            raise UsageError(f"unknown {unknown[0]!r}; --{what} are {', '.join(names_known)}")
         chosen[what] = given or defaults[what]
     drawn = arguments.drawn or ((DEVICES,) if arguments.quick else (DEVICES // 2, DEVICES))
     if max(drawn) > DEVICES:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from benchmarks.report.command import Measured, add_command
-from benchmarks.report.options import UsageError, names
+from benchmarks.report.options import UsageError, listed_choices, names
 
 if TYPE_CHECKING:
     from benchmarks.studies.levels.study import Wanted
@@ -91,6 +91,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.studies.levels.study import study_figures
     from benchmarks.studies.levels.trial import run_case
 
+    if listed := listed_choices(arguments, _choices()):
+        return Measured(figures=[], shown=listed)
     wanted = _wanted(arguments)
     check_plot(arguments.plot)
     limit_s = float("inf") if arguments.limit_min is None else 60 * arguments.limit_min
@@ -125,12 +127,18 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     )
 
 
-def _wanted(arguments: argparse.Namespace) -> Wanted:
+def _choices() -> dict[str, dict[str, Any]]:
     from benchmarks.studies.levels.fleets import FLEETS, WAYS
+    from benchmarks.studies.levels.settings import SETTINGS
+
+    return {"settings": SETTINGS, "fleets": FLEETS, "ways": WAYS}
+
+
+def _wanted(arguments: argparse.Namespace) -> Wanted:
+    from benchmarks.studies.levels.fleets import FLEETS
     from benchmarks.studies.levels.settings import SETTINGS
     from benchmarks.studies.levels.study import Wanted
 
-    known: dict[str, dict[str, Any]] = {"settings": SETTINGS, "fleets": FLEETS, "ways": WAYS}
     defaults: dict[str, tuple[str, ...]] = {
         "settings": tuple(name for name, each in SETTINGS.items() if each.folder),
         "fleets": tuple(FLEETS),
@@ -139,11 +147,10 @@ def _wanted(arguments: argparse.Namespace) -> Wanted:
     if arguments.quick:
         defaults = {"settings": ("digits-mlp",), "fleets": ("thirds",), "ways": QUICK}
     chosen = {}
-    for what, names_known in known.items():
+    for what, names_known in _choices().items():
         given = getattr(arguments, what)
         if given and (unknown := [name for name in given if name not in names_known]):
-            asked = "" if unknown == ["list"] else f"unknown {unknown[0]!r}; "
-            raise UsageError(f"{asked}--{what} are {', '.join(names_known)}")
+            raise UsageError(f"unknown {unknown[0]!r}; --{what} are {', '.join(names_known)}")
         chosen[what] = given or defaults[what]
     if arguments.seeds < 1 or (arguments.rates is not None and arguments.rates < 1):
         raise UsageError("--seeds and --rates are at least 1")

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> None:
         "--data",
         type=Path,
         metavar="DIR",
-        help="folder with mnist/, fashion_mnist/, cifar10/, ag_news/ (docs/benchmark.md)",
+        help="folder with mnist/, fashion_mnist/, cifar10/, ag_news/, uci_har/ (docs/benchmark.md)",
     )
     parser.add_argument(
         "--seeds", type=count, metavar="N", help="seeds of each cell (default: the table's, 3)"
@@ -89,6 +89,8 @@ def _measure(arguments: argparse.Namespace) -> Measured:
     from benchmarks.studies.papers.record import outcomes_of, read_outcomes
     from benchmarks.studies.papers.tables import all_tables
 
+    if arguments.table == ("list",):
+        return Measured(figures=[], shown=_listed(all_tables()))
     tables = _tables(arguments.table)
     quick = arguments.quick
     records = arguments.record or ([] if quick else [RECORD])
@@ -228,12 +230,14 @@ def _run(
     return finished
 
 
+def _listed(tables: Sequence[PaperTable]) -> list[str]:
+    width = max(len(table.name) for table in tables)
+    return [f"{table.name:{width}}  {table.paper}: {table.title}" for table in tables]
+
+
 def _tables(wanted: Sequence[str] | None) -> Sequence[PaperTable]:
     from benchmarks.studies.papers.tables import all_tables, find_table
 
-    if wanted == ("list",):
-        known = ", ".join(table.name for table in all_tables())
-        raise UsageError(f"--table is one or more of {known}")
     return all_tables() if wanted is None else [find_table(name) for name in wanted]
 
 

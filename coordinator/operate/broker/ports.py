@@ -104,10 +104,10 @@ def claim_local(folder: Path, wanted: Ports) -> int:
     raise failure
 
 
-def check_port(port: int, name: str) -> None:
+def check_port(port: int, name: str, host: str = "") -> None:
     """Raise `PortError` if a port cannot be listened on; `name` is its field in `Ports`."""
     try:
-        _bound(port, "").close()
+        _bound(port, host).close()
     except OSError as error:
         raise PortError(_explain(port, name, error)) from error
 

@@ -48,7 +48,7 @@ def status_table(status: Shown) -> RenderableType:
         ("state", _state(status["state"], _detail(status))),
         ("paused", _pause_kept(status)),
         ("round", _progress(status)),
-        ("waits for", status["waits_for"]),
+        ("waits for", _waits_for(status)),
         ("deadline", None if status["deadline_s"] is None else f"in {_span(status['deadline_s'])}"),
         ("broker", "connected" if status["broker_connected"] else _no_broker(status)),
         ("devices", _fleet(status)),
@@ -72,7 +72,7 @@ def runs_table(found: Iterable[Shown], *, top: Path, width: int) -> RenderableTy
     Task and folder are never cut short; what a run waits for is shown where there is room.
     """
     wide = width >= WIDE
-    names = [("run", "left"), ("folder", "left"), ("state", "left"), ("round", "right")]
+    names = [("run", "left"), ("folder", "left"), ("state", "left"), ("rounds", "right")]
     names += [("accuracy", "right"), ("devices", "right")]
     table = _table(*names, *((("waits for", "left"),) if wide else ()))
     table.expand = wide
@@ -84,12 +84,12 @@ def runs_table(found: Iterable[Shown], *, top: Path, width: int) -> RenderableTy
             Text(_plain(status["task"])),
             Text(_plain(_below(status["folder"], top))),
             _state(status["state"]),
-            _of(status["round"], status["rounds"]),
+            _of(status["committed"], status["rounds"]),
             _percent(status["accuracy"], 2),
             f"{present}/{known}",
         ]
         if wide:
-            cells.append(Text(_plain(status["waits_for"] or "")))
+            cells.append(Text(_plain(_waits_for(status) or "")))
         table.add_row(*cells)
     return table
 
@@ -118,7 +118,7 @@ def devices_table(rows: Iterable[Shown], *, now: float, width: int) -> Renderabl
             cells += [
                 _size(row["bytes_up"]),
                 _size(row["bytes_down"]),
-                _span(row["train_s"]),
+                _spent(row["train_s"]),
                 _energy(row["joules"]),
                 _percent(row["contribution"]),
                 _number(row["staleness"]),
@@ -154,7 +154,7 @@ def device_page(device: Shown, *, now: float, rounds: int) -> RenderableType:
         ("heat", _degrees(device["temperature_c"])),
         ("memory", memory),
         ("energy today", today),
-        ("trained", f"{device['trained']} rounds, {_span(device['train_s'])}"),
+        ("trained", f"{_rounds(device['trained'])}, {_spent(device['train_s'])}"),
         ("joules", _energy(device["joules"])),
         ("skipped", f"{device['skipped']}"),
         ("late", f"{device['late']}"),
@@ -188,7 +188,7 @@ def device_page(device: Shown, *, now: float, rounds: int) -> RenderableType:
                 _percent(each["level"]),
                 each["outcome"],
                 "" if each["loss"] is None else f"{each['loss']:.3g}",
-                _span(each["train_s"]) if each["train_s"] else "",
+                _spent(each["train_s"]) if each["train_s"] else "",
                 _energy(each["joules"]),
                 _size(each["bytes_up"]),
                 Text(_plain(each["reason"])),
@@ -282,16 +282,18 @@ def _pause_kept(status: Shown) -> str | None:
 def _why(row: Shown) -> str:
     if row["quarantined"] is not None:
         return f"since round {row['quarantined']['round']}: {row['quarantined']['reason']}"
+    if row["state"] == "offline" and row["reason"]:
+        return f"last answered: {row['reason']}"
     return row["reason"] or ""
 
 
 def _facts(row: Shown) -> str:
     parts = [
         f"↑{_size(row['bytes_up'])} ↓{_size(row['bytes_down'])}",
-        _span(row["train_s"]),
+        _spent(row["train_s"]),
         _energy(row["joules"]),
         f"{row['contribution']:.0%} of movements",
-        "" if row["staleness"] is None else f"{row['staleness']} rounds stale",
+        "" if row["staleness"] is None else f"{_rounds(row['staleness'])} stale",
         f"{row['trained']} trained, {row['skipped']} skipped",
         f"{row['late']} late" if row["late"] else "",
         f"{row['rejected']} refused" if row["rejected"] else "",
@@ -300,8 +302,23 @@ def _facts(row: Shown) -> str:
 
 
 def _progress(status: Shown) -> str:
-    unit = "updates" if status["asynchronous"] else "committed"
-    return f"{_of(status['round'], status['rounds'])} ({status['committed']} {unit})"
+    number, committed, most = status["round"], status["committed"], status["rounds"]
+    if status["asynchronous"]:
+        return f"{_of(number, most)} ({committed} updates)"
+    words = f"{number} ({_of(committed, most)} committed"
+    if number > committed + 1 or (most is not None and number > most):
+        words += "; void and undone rounds do not count"
+    return f"{words})"
+
+
+def _waits_for(status: Shown) -> str | None:
+    words: str | None = status["waits_for"]
+    paused = status["state"] == "paused" and words is not None and words.startswith("paused ")
+    return f"`resume` ({words})" if paused else words
+
+
+def _rounds(number: int) -> str:
+    return f"{number} round{'s' * (number != 1)}"
 
 
 def _of(number: int, most: int | None) -> str:
@@ -354,7 +371,7 @@ def _delivery(status: Shown) -> str | None:
 
 def _totals(totals: Shown) -> str:
     parts = [
-        _span(totals["seconds"]),
+        _spent(totals["seconds"]),
         _energy(totals["joules"]),
         f"{_size(totals['bytes_up'])} up",
         f"{_size(totals['bytes_down'])} down",
@@ -385,7 +402,7 @@ def _number(value: float | None) -> str:
 
 
 def _stale(value: int | None) -> str:
-    return "none of its movements counted yet" if value is None else f"{value} rounds"
+    return "none of its movements counted yet" if value is None else _rounds(value)
 
 
 def _energy(joules: float | None) -> str:
@@ -407,6 +424,14 @@ def _span(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.0f} h" if seconds < 172_800 else f"{seconds / 86_400:.0f} d"
+
+
+def _spent(seconds: float) -> str:
+    if 0 < seconds < 0.01:
+        return "under 0.01 s"
+    if 0 < seconds < 10:
+        return f"{seconds:.{2 if seconds < 1 else 1}f} s"
+    return _span(seconds)
 
 
 def _ago(then: float | None, now: float | None = None) -> str:

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from coordinator.errors import ConfigError
 from coordinator.operate.broker.embedded import available, embedded_broker, stable_password
-from coordinator.operate.broker.ports import Ports, claim_local, claim_ports
+from coordinator.operate.broker.ports import Ports, check_port, claim_local, claim_ports
 from coordinator.operate.config import BrokerTable, JoinTable, ServeConfig
 from coordinator.operate.identity.access import WrittenRules, reload_later
 from coordinator.operate.identity.authority import Authority
@@ -92,6 +92,23 @@ def local_address() -> str:
             return str(probe.getsockname()[0])
         except OSError:
             return "127.0.0.1"
+
+
+def check_wanted(config: EntranceConfig) -> None:
+    """Raise `PortError` if a port that the configuration names is in use, `ConfigError` as later.
+
+    For a run that is not there yet: one that is may wait for its own ports.
+    """
+    broker, embedded = config.broker, config.broker.embedded
+    if embedded and broker.port:
+        check_port(broker.port, "local")
+    if not config.can_join:
+        return
+    if embedded and broker.tls_port:
+        check_port(broker.tls_port, "devices")
+    if config.join.port:
+        host = _host(config, everywhere=not embedded or "mosquitto" in available())
+        check_port(config.join.port, "join", _bind(host))
 
 
 @contextmanager

@@ -275,6 +275,14 @@ def reach_broker(
         yield broker, None
 
 
+def check_ports(config: EntranceConfig) -> None:
+    """Raise `PortError` if the broker or joining is to have a port that is in use."""
+    if config.broker.embedded or config.can_join:
+        from coordinator.operate.joining.opening import check_wanted
+
+        check_wanted(config)
+
+
 def broker_table(settings: BrokerSettings) -> str:
     """Return a broker's settings as the `[broker]` table of a configuration."""
     values = {
@@ -327,6 +335,8 @@ def serve(
     """
     site = OwnSite() if site is None else site
     with ExitStack() as stack:
+        if site.alone and not is_run(config.run.folder):
+            check_ports(config)  # before the work, not after it
         run = stack.enter_context(open_run(config, say, site.preparing(stop)))
         run.note_starting(True)
         if config.http.enabled:  # while the broker starts and is tried
@@ -409,7 +419,7 @@ def serve(
         if page is not None and site.alone:
             for line in page.report(links=not is_journal(sys.stdout)):
                 say(line)
-        say(f"waits for  {changed.min_devices} devices")
+        say(f"waits for  {changed.min_devices} device{'s' * (changed.min_devices > 1)}")
         watchdog = watchdog or Watchdog()
         runs.add(ServedRun(run.about.task, run.folder, overview, commands, watchdog.silent_s))
         stack.callback(runs.retire, run.about.task)
@@ -599,6 +609,8 @@ def start_report(
         yield f"fragments  warning: {advice}"
     if advice := _precision_advice(config, run):
         yield f"precision  warning: {advice}"
+    elif config.run.precision == "fp16":
+        yield "precision  there are graphs in float16 too, for devices on CUDA or TensorRT"
     if config.delivery.share is not None:
         yield (
             f"delivery   {config.delivery.share:.0%} of the devices try a new model first, at "

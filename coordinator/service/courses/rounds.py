@@ -387,6 +387,8 @@ class RoundsCourse:
                         self._parts.give(effect.message, happened, upload, count=counts)
                         settled = True
                     pending += self._perform(effect, said)
+                if self._state.void > before.void:
+                    self._note_void(before)
                 bidding = before.phase is RoundPhase.BIDDING
                 if bidding and self._state.phase is RoundPhase.WAITING:
                     self._parts.store.forget_round()  # it is void
@@ -394,6 +396,24 @@ class RoundsCourse:
             if upload is not None and not settled:
                 self._parts.store.settle(upload, None)
         return [*said, *self._keep_up(now)]
+
+    def _note_void(self, ended: RoundsState) -> None:
+        """Log why a round is void."""
+        if ended.deadline is None:
+            why = "no device is there, and no further round is to open"
+        elif not ended.bids:
+            why = f"no device answered within {self._config.bid_s:g} s"
+        else:
+            why = (
+                f"too few devices offered to train: {len(ended.bids)} of {len(ended.selected)} "
+                f"answered, and min_participants is {self._config.min_participants}"
+            )
+        log.info(
+            "round %d is void: %s",
+            ended.round,
+            why,
+            extra={"facts": {"event": "void", "round": ended.round}},
+        )
 
     # -- orders of operators ----------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.network.closing.command import closing_tables
 from benchmarks.network.closing.measure import (
     WARM,
     ClosedRow,
@@ -83,3 +84,14 @@ def test_figures_are_medians_and_the_slowest_answers() -> None:
     assert found["closing.l.operator_wait_p99"].target == 50
     assert found["closing.l.part.rule"].value == pytest.approx(0.35)
     assert (found["closing.l.start"].value, found["closing.l.start"].target) == (1.5, 2)
+
+
+def test_start_is_one_number_in_table_and_figure_of_an_even_number_of_starts() -> None:
+    round_ = ClosedRow(
+        close_s=0.5, device_waits_s=(0.1,), operator_waits_s=(0.1,), parts_s={}, parts_cpu_s={}
+    )
+    row = ClosingRow(job="l", model_mb=1, devices=4, rounds=(round_,), starts_s=(1.0, 2.0))
+    figure = next(each for each in closing_figures(row) if each.name == "closing.l.start")
+    table = next(closing_tables([row]))
+    start = next(column for column in table.columns if column.header == "start\ns")
+    assert (figure.value, list(start.cells)) == (1.5, ["1.50"])

@@ -18,6 +18,7 @@ from coordinator.aggregate.screening import Scale, Usual
 from coordinator.checksums import open_json, seal_json
 from coordinator.cli import main
 from coordinator.errors import ConfigError
+from coordinator.operate.serve.serving import explain_failure
 from coordinator.rounds.fleet import FleetRecord, new_fleet
 from coordinator.rounds.persistent import PersistentMap
 from coordinator.rounds.reputation import Agreed, DeviceStanding
@@ -235,8 +236,9 @@ def test_export_of_a_run_refuses_weights_that_nobody_trained(
 
 
 def test_second_process_is_refused(run: Run) -> None:
-    with pytest.raises(RunError, match="open in another process"):
+    with pytest.raises(RunError, match="open in another process") as refusal:
         Run(run.folder)
+    assert explain_failure(refusal.value) == str(refusal.value)  # without an errno
 
 
 def test_opened_rounds_and_sessions_only_go_up(run: Run, tmp_path: Path) -> None:

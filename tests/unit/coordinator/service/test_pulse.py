@@ -112,7 +112,10 @@ def test_frozen_broker_closes_no_round_while_devices_train(worlds: Worlds) -> No
     assert [len(entry["devices"]) for entry in world.history] == [2]
 
 
-def test_quiet_broker_that_answers_keeps_deadlines(worlds: Worlds) -> None:
+def test_quiet_broker_that_answers_keeps_deadlines(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
     world = worlds.make(rounds_config(bid_s=10.0))
     world.add("one", level=lambda _: 1.0), world.add("two", level=lambda _: 1.0)
     world.broker.tamper = lambda name, event: () if "/up/" in event.topic else (0,)
@@ -123,3 +126,19 @@ def test_quiet_broker_that_answers_keeps_deadlines(worlds: Worlds) -> None:
         assert world.state.void == void
         world.wait(1.5)
     assert world.state.void == 3
+    assert "round 3 is void: no device answered within 10 s" in caplog.messages
+    record = next(each for each in caplog.records if "round 3 is void" in each.getMessage())
+    assert vars(record)["facts"] == {"event": "void", "round": 3}
+
+
+def test_round_with_too_few_offers_says_why_it_is_void(
+    worlds: Worlds, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    world = worlds.make(rounds_config(bid_s=10.0, min_participants=2))
+    world.add("one", level=lambda _: 1.0), world.add("two", level=lambda _: None)
+    world.settle()
+    world.wait(10.5)
+    assert world.state.void == 1
+    why = "too few devices offered to train: 2 of 2 answered, and min_participants is 2"
+    assert f"round 1 is void: {why}" in caplog.messages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 from pathlib import Path
 from statistics import median
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.cli import main
+from benchmarks.report.command import Measured, run_command
 from benchmarks.report.figures import Figure, write_json
 from benchmarks.report.options import UsageError
 from benchmarks.report.suite.change import ALONE, FLOOR, FigureChange
@@ -110,7 +112,9 @@ def test_regress_of_files_names_what_became_slower(
     assert main(["regress", old, new, "--json", str(tmp_path / "out.json")]) == 0
     said = capsys.readouterr().out
     assert "2 worse" in said
-    assert "regress.worse is 2 figures" in said
+    assert "regress.worse is 2 figures, target 0 figures" in said
+    assert "figures compared: 2 (2 worse, 0 better, 0 same within noise)" in said
+    assert "left out" not in said
     written = json.loads((tmp_path / "out.json").read_text(encoding="utf-8"))
     assert {each["name"]: each["verdict"] for each in written["changes"]} == {
         "a.time": "worse",
@@ -125,7 +129,43 @@ def test_regress_of_two_machines_compares_ratios_alone(
         figures = [Figure("a.time", 1 + 2 * (host == "two"), "s"), Figure("a.share", 0.5, "×")]
         write_json(tmp_path / f"{host}.json", figures, {"host": host})
     assert main(["regress", str(tmp_path / "one.json"), str(tmp_path / "two.json")]) == 0
-    assert "1 of 1 figures changed by no more than noise" in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "figures compared: 1 (0 worse, 0 better, 1 same within noise)" in said
+    assert "figures left out: 1 that are not ratios; the files are of two machines" in said
+
+
+def test_regress_of_a_file_without_machine_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    old, new = tmp_path / "old.json", tmp_path / "new.json"
+    write_json(old, [Figure("a.time", 1.0, "s")], {})
+    write_json(new, [Figure("a.time", 1.0, "s")], {"host": "one"})
+    assert main(["regress", str(old), str(new)]) == 2
+    assert f"{old} does not say which machine it is of" in capsys.readouterr().err
+
+
+def test_regress_compares_all_figures_of_one_command_on_one_machine(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "one.json"
+    figures = [Figure("a.time", 1.0, "s"), Figure("a.size", 5, "MB"), Figure("a.share", 0.5, "×")]
+    options = argparse.Namespace(json=path, quick=False)
+    assert run_command("one", lambda _: Measured(figures=figures, shown=[]), options) == 0
+    capsys.readouterr()
+    assert main(["regress", str(path), str(path)]) == 0
+    said = capsys.readouterr().out
+    assert "figures compared: 3 (0 worse, 0 better, 3 same within noise)" in said
+    assert "left out" not in said
+
+
+@pytest.mark.parametrize("options", [["--commands", "step"], ["--repeats", "2"], ["--quick"]])
+def test_regress_of_files_refuses_what_is_for_checkouts(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    path = tmp_path / "one.json"
+    write_json(path, [Figure("a.share", 0.5, "×")], {"host": "one"})
+    assert main(["regress", str(path), str(path), *options]) == 2
+    assert f"{options[0]} says what to measure in two checkouts" in capsys.readouterr().err
 
 
 def test_regress_of_checkouts_measures_both_in_turns(

@@ -238,13 +238,19 @@ def test_hostile_run_is_led_astray_and_counts_movements_of_both_kinds() -> None:
     assert found.hostile == 2
 
 
+def test_command_lists_what_can_be_chosen(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["attack", "--defences", "list", "--rules", "list"]) == 0
+    rules, defences = capsys.readouterr().out.splitlines()
+    assert rules.startswith("--rules: ")
+    assert defences.startswith("--defences: none, ")
+
+
 def test_command_refuses_nonsense_before_it_runs_anything(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     record = ["--record", str(tmp_path / "none.jsonl")]
     for arguments, said in (
         (["--attacks", "sign-flop"], "unknown 'sign-flop'; --attacks are none, absent"),
-        (["--defences", "list"], "--defences are none, "),
         (["--drawn", "21"], "at most 20"),
         (["--settings", "har"], "--data is not given"),
         (["--update", str(tmp_path / "no.md")], "cannot be read"),

@@ -340,11 +340,17 @@ def test_command_runs_records_and_prints(
     assert "Nobody: Table 0" in capsys.readouterr().out
 
 
+def test_command_lists_its_tables(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["papers", "--table", "list"]) == 0
+    names = [line.split()[0] for line in capsys.readouterr().out.splitlines()]
+    assert names == [table.name for table in all_tables()]
+
+
 def test_command_says_what_is_missing_before_it_runs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for options, says in (
-        (["--table", "list"], "--table is one or more of ram2"),
+        (["--table", "ram9"], "unknown table 'ram9'; --table is one of ram2"),
         (["--table", "ram2"], "data set 'mnist': --data is not given"),
         (["--table", "ram2", "--data", str(tmp_path)], "has no folder mnist"),
         (["--quick", "--update", "x.md"], "leave out --quick"),

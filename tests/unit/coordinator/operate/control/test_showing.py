@@ -19,7 +19,7 @@ from rich.console import Console
 from coordinator.cli import main
 from coordinator.operate.control.overview import overview_commands
 from coordinator.operate.control.showing import NOBODY, NONE_FITS
-from coordinator.operate.control.tables import runs_table, status_table
+from coordinator.operate.control.tables import device_page, runs_table, status_table
 from coordinator.service.overview.facts import keep_facts
 from coordinator.service.overview.rows import COLUMNS
 from edge_sdk.program.control import MAX_LINE_BYTES, ControlSocket, ask_run
@@ -75,7 +75,7 @@ def test_status_says_what_the_run_does(world: World, capsys: pytest.CaptureFixtu
     assert max(map(len, text.splitlines())) <= 80
     for words in (
         "state      running: collecting movements",
-        "round      2 of 9 (1 committed)",
+        "round      2 (1 of 9 committed)",
         "waits for  round 2: movements of one",
         "devices    2 of 3 here, 1 training",
         "skips      1 × battery",
@@ -91,7 +91,9 @@ def test_devices_say_why_they_skip(world: World, capsys: pytest.CaptureFixture[s
     (line,) = [each for each in text.splitlines() if each.startswith("two")]
     for words in ("skipped", "20% +", "41°C", "skip: battery 20 % < 30 %"):
         assert words in line
-    assert "offline" in text
+    (line,) = [each for each in text.splitlines() if each.startswith("gone")]
+    assert "offline" in line
+    assert "last answered: " in text
     assert "1 trained, 0 skipped" in text
 
 
@@ -146,6 +148,7 @@ def test_runs_are_listed_with_task_and_folder_in_full() -> None:
             "folder": f"/srv/runs/berlin/{name}/run",
             "state": "running",
             "round": 1234,
+            "committed": 1230,
             "rounds": 5000,
             "accuracy": 0.9123,
             "devices": devices,
@@ -159,10 +162,55 @@ def test_runs_are_listed_with_task_and_folder_in_full() -> None:
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert "…" not in text
-    for words in ("berlin/one/run", "berlin/two/run", "1234 of 5000", "91.23%", "12/12"):
+    for words in ("berlin/one/run", "berlin/two/run", "1230 of 5000", "91.23%", "12/12"):
         assert words in text
     joined = "".join("".join(line[:20].split()) for line in lines)
     assert joined.count("digits-with-a-rather") == 2
+
+
+def printed(what: Any) -> str:
+    console = Console(width=100, file=io.StringIO())
+    console.print(what)
+    assert isinstance(console.file, io.StringIO)
+    return console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("number", "committed", "words"),
+    [
+        (15, 15, "round       15 (15 of 15 committed)"),
+        (16, 15, "round       16 (15 of 15 committed; void and undone rounds do not count)"),
+        (7, 4, "round       7 (4 of 15 committed; void and undone rounds do not count)"),
+    ],
+)
+def test_void_rounds_have_numbers_and_do_not_count(
+    world: World, number: int, committed: int, words: str
+) -> None:
+    status = world.service.overview.status()
+    status |= {"round": number, "rounds": 15, "committed": committed}
+    assert " ".join(words.split()) in " ".join(printed(status_table(status)).split())
+
+
+def test_a_paused_run_waits_for_resume(world: World) -> None:
+    status = world.service.overview.status()
+    words = "paused by root since 2026-11-18 21:46 UTC"
+    status |= {"state": "paused", "waits_for": words, "paused": {"by": "root", "time": 0.0}}
+    assert f"`resume` ({words})" in printed(status_table(status))
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        (0.0, "2 rounds, 0 s"),
+        (0.004, "2 rounds, under 0.01 s"),
+        (0.041, "2 rounds, 0.04 s"),
+        (3.21, "2 rounds, 3.2 s"),
+        (75.4, "2 rounds, 75 s"),
+    ],
+)
+def test_seconds_of_training_are_not_rounded_away(world: World, seconds: float, words: str) -> None:
+    device = world.service.overview.device("gone") | {"trained": 2, "train_s": seconds}
+    assert words in printed(device_page(device, now=0.0, rounds=0))
 
 
 def test_accuracy_names_the_level_of_each_number(world: World) -> None:
@@ -209,7 +257,7 @@ def test_stopped_run_is_read_from_its_folder(
     world.stop()
     text = shown(capsys, "status", world.folder)
     assert "state    stopped" in text
-    assert "round    2 of 9 (1 committed)" in text
+    assert "round    2 (1 of 9 committed)" in text
     assert "offline" in shown(capsys, "devices", world.folder)
     assert "counted" in shown(capsys, "devices", world.folder, "two")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from coordinator.errors import ConfigError
+from coordinator.operate.broker.ports import PortError
 from coordinator.operate.config import ServeConfig, read_config
 from coordinator.operate.serve import serving
 from coordinator.operate.serve.runs import ServedRuns
@@ -43,6 +45,30 @@ def alone(monkeypatch: pytest.MonkeyPatch) -> None:
         return run.take_epoch("0123456789abcdef")
 
     monkeypatch.setattr(serving, "take_charge", take_charge)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["[broker]\nembedded = true\nport", "[broker]\nembedded = true\ntls_port", "[join]\nport"],
+)
+def test_port_in_use_is_reported_before_the_task_compiles(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    def compile_task(*_: Any, **__: Any) -> Any:
+        pytest.fail("the task compiles first")
+
+    monkeypatch.setattr(serving, "compile_task", compile_task)
+    path = tmp_path / "run.toml"
+    with socket.create_server(("", 0)) as other:
+        port = other.getsockname()[1]
+        path.write_text(
+            '[task]\nname = "t"\nsource = "t.py:f"\n[run]\nfolder = "run"\n'
+            f"[http]\nenabled = false\n{key} = {port}\n"
+        )
+        config = read_config(path, environment={})
+        with pytest.raises(PortError, match=f"port {port} is in use by another program"):
+            serving.serve(config, threading.Event(), lambda _: None)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.usefixtures("alone")

@@ -128,5 +128,8 @@ def test_start_warns_of_a_precision_that_came_after_the_graphs(
         else:
             lines = list(start_report(config, run, service, BROKER, None))
     said = [line for line in lines if line.startswith("precision")]
+    warned = [line for line in said if "warning" in line]
     words = {"fp16": "has no graphs in float16", "fp32": "made with graphs in float16"}
-    assert [words[wanted] in line for line in said] == [True] * (made != wanted)
+    assert [words[wanted] in line for line in warned] == [True] * (made != wanted)
+    told = [line for line in said if "there are graphs in float16" in line]
+    assert len(told) == (made == wanted == "fp16")
