@@ -156,7 +156,6 @@ def _add_run(commands: Any) -> None:
             "\n"
             "example: tessera-device run --config device.toml --log-format json"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
 
     def fill() -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from edge_sdk.decide.account import EnergyAccount
 from edge_sdk.decide.budget import History
@@ -64,6 +64,18 @@ class Costs(Protocol):
 
         `opened` None: a forward pass, which corrects no prediction.
         """
+
+
+@runtime_checkable
+class CostsOnDisk(Costs, Protocol):
+    """Costs with a file, which is written less often than rounds correct them."""
+
+    @property
+    def is_kept(self) -> bool:
+        """False while rounds have taught more than the file says."""
+
+    def keep(self, *, always: bool = False) -> None:
+        """Write what the file does not say; not `always`: unless it was just written."""
 
 
 class Metered(Protocol):
@@ -183,6 +195,16 @@ class Observer:
         """Measure costs again if they are off: seconds, for a device with nothing else to do."""
         if self._costs is not None:
             self._costs.renew(should_stop)
+
+    @property
+    def is_kept(self) -> bool:
+        """True if all that is known of costs is on disk, or need not be."""
+        return not isinstance(self._costs, CostsOnDisk) or self._costs.is_kept
+
+    def keep(self, *, always: bool = False) -> None:
+        """Write what rounds taught of costs; not `always`: unless their file was just written."""
+        if isinstance(self._costs, CostsOnDisk):
+            self._costs.keep(always=always)
 
     def recalled(self, opened: RoundOpen) -> Decision | None:
         """Return the earlier decision on this round; None: the round is new.

@@ -6,6 +6,7 @@ import argparse
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -38,7 +39,6 @@ def add_infer(commands: Any) -> None:
             "  tessera-device infer --config device.toml --data new.csv\n"
             "  tessera-device infer --model model.onnx --data data.npz --out scores.npy"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     which = infer.add_mutually_exclusive_group()
     which.add_argument("--model", type=Path, metavar="FILE", help="an ONNX file")
@@ -112,14 +112,21 @@ def _infer(arguments: argparse.Namespace) -> int:
     else:
         facts["accuracy"] = f"{share:.2%} of {labels.size}"
     if names:
-        common = Counter(names).most_common(SHOWN)
-        few = len(names) <= SHOWN
-        counted = names if few else [f"{name} {number}" for name, number in common]
-        facts["predicted"] = ", ".join(counted)
+        facts["predicted"] = _counted(names)
     for name, value in facts.items():
         shown = ", ".join(value) if isinstance(value, list) else value
         print(f"{name:<18} {shown if shown not in ('', None) else '–'}")
     return 0
+
+
+def _counted(names: Sequence[str]) -> str:
+    """Write few predictions one by one, and of many how often each class was predicted."""
+    if len(names) <= SHOWN:
+        return ", ".join(names)
+    counts = Counter(names)
+    text = ", ".join(f"{name}: {number}×" for name, number in counts.most_common(SHOWN))
+    more = len(counts) - SHOWN
+    return text if more <= 0 else f"{text}; {more} more class{'' if more == 1 else 'es'}"
 
 
 def _read(

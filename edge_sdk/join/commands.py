@@ -19,10 +19,10 @@ def add_commands(commands: Any, start: Callable[[Path], int]) -> None:
         "join",
         help="join a task with the code that the coordinator printed",
         description=(
-            "Asks the coordinator named in the code to let this device take part, and writes a\n"
-            "folder with its configuration, device.toml, and its certificates. A code may be for\n"
-            "several tasks; device.toml then lists them, the most important first. The key is\n"
-            "made here and never sent. With --data, the device then starts; without it, the\n"
+            "Asks the coordinator named in the code to let this device take part, and writes a "
+            "folder with its configuration, device.toml, and its certificates. A code may be for "
+            "several tasks; device.toml then lists them, the most important first. The key is "
+            "made here and never sent. With --data, the device then starts; without it, the "
             "command says what to fill in and how to start."
         ),
         epilog=(
@@ -32,7 +32,6 @@ def add_commands(commands: Any, start: Callable[[Path], int]) -> None:
             "  tessera-device join CODE --data weather.csv --label state\n"
             "  tessera-device join CODE --name second --no-start"
         ),
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     join.add_argument("code", nargs="+", metavar="CODE", help="from tessera-coordinator serve")
     join.add_argument("--name", help="name of this device (default: the host name)")
@@ -78,6 +77,8 @@ def _join(start: Callable[[Path], int], arguments: argparse.Namespace) -> int:
     name = arguments.name or default_name()
     folder: Path = arguments.dir or Path(name)
     data = None if arguments.data is None else _absolute(arguments.data)
+    if data is not None and not arguments.no_start:
+        _check_readable(data)
     path = join_task(code, name=name, folder=folder, data=data, label=arguments.label)
     tasks = ", ".join(map(repr, read_toml(path).get("tasks", [code.task])))
     print(f"{name} has joined {tasks}; its configuration: {path}", flush=True)
@@ -111,6 +112,23 @@ def _tasks(arguments: argparse.Namespace) -> int:
             state = "its coordinator is running" if task.online else "its coordinator is away"
             print(f"{task.name:{width}}  {state}")
     return 0
+
+
+def _check_readable(source: str) -> None:
+    """Raise `JoinError` before a code is spent on files that no task could read.
+
+    Only the task says what else they must be, and the device hears of that from the broker.
+    """
+    from edge_sdk.data.errors import DataError
+    from edge_sdk.data.function import split_reference
+    from edge_sdk.data.readers.files import find_files
+
+    if split_reference(source) is not None:
+        return  # it may take long, and is called when the device starts
+    try:
+        find_files(Path(source))
+    except DataError as error:
+        raise JoinError(f"--data: {error}; nothing was sent") from error
 
 
 def _absolute(source: str) -> str:

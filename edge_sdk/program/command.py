@@ -68,15 +68,25 @@ def run_command(
     return code
 
 
+class WrappedHelp(argparse.RawDescriptionHelpFormatter):
+    """Wraps a description or epilog of one line; one that has lines of its own keeps them."""
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        if "\n" in text:
+            return super()._fill_text(text, width, indent)
+        return argparse.HelpFormatter._fill_text(self, text, width, indent)
+
+
 class LaterParser(argparse.ArgumentParser):
     """A command's parser that gets its arguments when they are first looked at.
 
     For arguments that take imports to make: `--help` of the program needs none of them. Given to
-    `add_subparsers` as `parser_class`.
+    `add_subparsers` as `parser_class`. Its help is a `WrappedHelp` unless another is named.
     """
 
     def __init__(self, *arguments: Any, **named: Any) -> None:
         self._later: Callable[[], object] | None = None
+        named.setdefault("formatter_class", WrappedHelp)
         super().__init__(*arguments, **named)
 
     def fill_later(self, fill: Callable[[], object]) -> None:

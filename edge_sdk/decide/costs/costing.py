@@ -4,8 +4,8 @@
 
 For the thread that trains. A calibration takes a few seconds. It runs when a task is new, when the
 machine has changed, and when predictions are off by more than a quarter: then between rounds, while
-the device has nothing else to do. Corrections by rounds are written once a minute: a crash loses no
-more than those.
+the device has nothing else to do. Corrections by rounds are written once a minute, when the device
+has rested for that long, and at its end: a crash loses no more than those of a minute.
 
 The first calibration is of the default ways to compute, so that a device soon has an answer to a
 round. The fastest ways are looked for when it has nothing to do, and are taken once a calibration
@@ -112,6 +112,10 @@ class Costing:
         self._busy = busy
         self._keep_s = keep_s
         self._kept_at = -math.inf
+        self._kept = True
+        """False while rounds have taught more than the file says."""
+        self._put_off: set[str] = set()
+        """Work that was begun and stopped for something else: it is logged once, not every time."""
         self._held_bytes = 0
         """Bytes by which training has made this process larger."""
         self._refused_at = -math.inf
@@ -186,6 +190,16 @@ class Costing:
             why = f"predictions are off by {learned.off:.0%}"
             self._measure(why, learned.recalibrated(), should_stop=should_stop)
 
+    @property
+    def is_kept(self) -> bool:
+        """See `CostsOnDisk`."""
+        return self._kept
+
+    def keep(self, *, always: bool = False) -> None:
+        """See `CostsOnDisk`."""
+        if not self._kept:
+            self._write(always=always)
+
     def forward(self, survey: Survey, number: int, samples: int) -> Cost:
         """See `Costs`. Before anything could be measured, only its memory is known."""
         level, groups = survey.levels[number], survey.groups[number]
@@ -215,17 +229,29 @@ class Costing:
     ) -> None:
         if not self._may_measure():
             return
-        log.info("measuring the costs of levels: %s", why, extra=fact("calibrating"))
+        self._begin("measure", f"measuring the costs of levels: {why}")
         room = self._room()
         try:
             calibration = self._calibrated(room, limit_s, should_stop)
         except TrainingStopped:
-            log.info("not measured: there is something to do", extra=fact("calibrating"))
+            self._stop("measure", "not measured now")
         except TrainingError as error:
             log.warning("the costs of levels are unknown: %s", error, extra=fact("calibrating"))
             self._failed_at = room
         else:
             self._adopt(calibration, learned)
+
+    def _begin(self, work: str, words: str) -> None:
+        """Log that work begins which may be stopped."""
+        level = logging.DEBUG if work in self._put_off else logging.INFO
+        log.log(level, "%s", words, extra=fact("calibrating"))
+
+    def _stop(self, work: str, words: str) -> None:
+        """Log that work was stopped, which is tried again, unless the line before said so."""
+        level = logging.DEBUG if work in self._put_off else logging.INFO
+        self._put_off.add(work)
+        why = "a round began, or other work came; tried again when the device rests"
+        log.log(level, "%s: %s", words, why, extra=fact("calibrating"))
 
     def _calibrated(
         self, room: float, limit_s: float, should_stop: Callable[[], bool]
@@ -252,7 +278,10 @@ class Costing:
         """Predict by a calibration, and keep it."""
         kept = KeptCosts(machine=self._machine, calibration=calibration, learned=learned)
         self._model = self._made(kept)
-        self._keep(always=True)
+        if self._put_off:
+            self._put_off.clear()
+            log.info("the costs of levels are measured", extra=fact("calibrating"))
+        self._write()
 
     def _seek(self, should_stop: Callable[[], bool]) -> None:
         """Look for the fastest ways; take them if a calibration in them succeeds.
@@ -261,7 +290,7 @@ class Costing:
         """
         if self._tunable is None or self._model is None or should_stop():
             return
-        log.info("looking for the fastest ways to compute", extra=fact("calibrating"))
+        self._begin("seek", "looking for the fastest ways to compute")
         self._gave_up = True
         try:
             found = self._tune(should_stop)
@@ -270,7 +299,7 @@ class Costing:
             self._tunable.tuned = found
             if not any(each.ways for each in found):  # costs were measured in the default ways
                 self._looked = True
-                self._keep(always=True)
+                self._write()
                 return
             try:
                 calibration = self._calibrated(self._room(), LIMIT_S, should_stop)
@@ -278,7 +307,7 @@ class Costing:
                 self._tunable.tuned = ()
                 raise
         except TrainingStopped:
-            log.info("not finished: there is something to do", extra=fact("calibrating"))
+            self._stop("seek", "not finished now")
             self._gave_up = False
         except (TesseraError, OSError, ValueError) as error:
             log.warning("values are computed in the default ways: %s", error, extra=fact("tuned"))
@@ -365,16 +394,17 @@ class Costing:
             job=meter.job,
             busy_s=meter.busy_s,
         )
-        self._keep()
+        self._kept = self._path is None
+        self.keep()
 
-    def _keep(self, *, always: bool = False) -> None:
-        """Write the costs, unless they were just written."""
+    def _write(self, *, always: bool = True) -> None:
+        """Write the costs; not `always`: unless they were just written."""
         now = self._clock()
         if self._model is None or self._path is None:
             return
         if not always and now - self._kept_at < self._keep_s:
             return
-        self._kept_at = now
+        self._kept_at, self._kept = now, True
         kept = KeptCosts(
             machine=self._machine,
             calibration=self._model.calibration,

@@ -169,7 +169,8 @@ def _backend(config: DeviceConfig) -> CheckLine:
             "has it",
             code=EXIT_CONFIG,
         )
-    return CheckLine("backend", "good", f"{words}, {config.threads} threads")
+    threads = f"{config.threads} thread{'' if config.threads == 1 else 's'}"
+    return CheckLine("backend", "good", f"{words}, {threads}")
 
 
 def _disk(config: DeviceConfig) -> CheckLine:
@@ -441,7 +442,10 @@ def _memory(
 
 
 def _bounds(config: DeviceConfig, task: LoadedTask) -> CheckLine:
-    """Return the most that the levels may take; what they do take is measured with a round."""
+    """Estimate the most that the levels take: no round says yet how large a batch is.
+
+    What they do take is measured when the device takes the task, or here once a round is open.
+    """
     plan, manifest = task.backend.plan, task.manifest
     data = batch_bytes(manifest.data, BATCH)
     try:
@@ -457,7 +461,8 @@ def _bounds(config: DeviceConfig, task: LoadedTask) -> CheckLine:
     except TesseraError as error:
         return CheckLine("memory", "odd", f"the cost of levels is not known: {error}")
     levels = ", ".join(f"{level:.0%} {bound / MB:.0f} MB" for level, bound in found.items())
-    return CheckLine("memory", "good", f"at most {levels}; measured when a round is open")
+    text = f"estimate for batches of {BATCH}: {levels}; measured when the device first takes part"
+    return CheckLine("memory", "good", text)
 
 
 def check_known_data(config: DeviceConfig, source: SampleSource) -> str | None:

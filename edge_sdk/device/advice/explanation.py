@@ -19,6 +19,7 @@ from edge_sdk.decide.costs.cost import Cost
 from edge_sdk.decide.decision import Decision, Sight, Verdict, decide, gates, verdicts
 from edge_sdk.decide.gates import Gate
 from edge_sdk.decide.observer import Observer, local_minute
+from edge_sdk.device.advice.seeing import seen_lines
 from edge_sdk.device.advice.standing import pause_words
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED, load_task
@@ -58,14 +59,13 @@ class Explanation:
     """The fastest ways to compute on this machine, by level, with which costs were measured; empty:
     the default ones, None: these, too, until the device has looked for faster ones.
     """
+    only_default: str | None = None
+    """The reason why there are no other ways to compute; None: there are, or it is not known."""
 
     def lines(self) -> Iterator[str]:
         """Write the explanation for a person."""
         yield "seen"
-        for path, value in self.snapshot.known().items():
-            age = self.snapshot.age_s(path) or 0.0
-            told = f"  ({age:.0f} s ago)" if age >= 1 else ""
-            yield f"  {path:<26} {_plain(value)}{told}"
+        yield from (f"  {line}" for line in seen_lines(self.snapshot))
         if self.paused is not None:
             yield "paused"
             yield f"  {self.paused}"
@@ -93,6 +93,9 @@ class Explanation:
         elif self.tuned is None:
             yield "ways to compute"
             yield "  the default ones; the device looks for faster ones when it has nothing to do"
+        elif self.only_default is not None:
+            yield "ways to compute"
+            yield f"  the default ones: {self.only_default}"
         yield "decision"
         yield f"  {self.decision.reason}"
         yield "for the next level up"
@@ -153,7 +156,8 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         if settle is not None:
             settle(SETTLE_S)
     folder = device_path(config.state_dir, config.task, config.name)
-    sight, missing, config, tuned = _sight(config, probe, folder)
+    found = _find(config, probe, folder)
+    sight, config = found.sight, found.config
     household = Household(config.state_dir, config.name)
     account = household.account if config.emulate is None else None
     observer = Observer(config.policy, history=folder / HISTORY, account=account)
@@ -169,24 +173,31 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
         sight.costs,
         verdicts(config.policy, sight, history),
         decision,
-        missing,
+        found.missing,
         paused,
-        tuned,
+        found.tuned,
+        found.only_default,
     )
 
 
-def _sight(
-    config: DeviceConfig, probe: Probe, folder: Path
-) -> tuple[Sight, str | None, DeviceConfig, tuple[Tuned, ...] | None]:
-    """Look at the device; also return why levels are not weighed, or None if they are.
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a decision is made of; see `Explanation`."""
 
-    The third is the configuration, with the levels that the task has graphs for, if it is known;
-    the last are the fastest ways to compute.
-    """
+    sight: Sight
+    config: DeviceConfig
+    """With the levels that the task has graphs for, if it is known."""
+    missing: str | None = None
+    tuned: tuple[Tuned, ...] | None = ()
+    only_default: str | None = None
+
+
+def _find(config: DeviceConfig, probe: Probe, folder: Path) -> _Found:
+    """Look at the device, and at the task that it took part in last."""
     now = time.time()
     alone = Sight(snapshot=probe.snapshot(), now_s=now, minute=local_minute(now))
     if not config.weigh:
-        return alone, "weigh is false", config, ()
+        return _Found(alone, config, "weigh is false")
     try:
         notice, opened = last_task(folder)
         task = load_task(notice, config, KeptChunks(folder / "chunks").fetch)
@@ -202,12 +213,15 @@ def _sight(
         # The round on disk is old: how far the model has grown since is not known.
         whole = replace(opened, largest=1.0)
         tuned = None if costs.seeks else costs.tuned
-        return Observer(config.policy, probe, costs).look(whole), None, config, tuned
+        half = backend.precision == "fp16" and not backend.has_ways
+        why = "graphs in fp16 (precision) have no others" if half else None
+        sight = Observer(config.policy, probe, costs).look(whole)
+        return _Found(sight, config, None, tuned, why)
     except FileNotFoundError:
         why = f"costs are known once this device has taken part in {config.task}"
-        return alone, why, config, ()
+        return _Found(alone, config, why)
     except TesseraError as error:
-        return alone, f"costs are not known: {error}", config, ()
+        return _Found(alone, config, f"costs are not known: {error}")
 
 
 def last_task(folder: Path) -> tuple[TaskNotice, RoundOpen]:
@@ -237,13 +251,3 @@ class KeptChunks:
 
 def _finite(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _plain(value: Any) -> str:
-    if isinstance(value, float):
-        return f"{value:.6g}"
-    if isinstance(value, tuple):
-        return "; ".join(map(_plain, value))
-    if hasattr(value, "celsius") and hasattr(value, "trips"):
-        return f"{value.name} {value.celsius:g} °C"
-    return str(value)

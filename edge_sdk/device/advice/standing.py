@@ -191,6 +191,7 @@ def _task_lines(standing: dict[str, Any], task: dict[str, Any], now: float) -> I
     broker = task["broker"] or {}
     if broker.get("address"):
         words = "connected" if broker.get("connected") else broker.get("reason") or "not connected"
+        words = str(words).removeprefix(f"{broker['address']}: ")  # most reasons name it
         state = words if standing["running"] else "not connected"
         yield _row("broker", f"{broker['address']}: {state}; session {task['session']}")
     if (error := task["error"]) is not None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal, NamedTuple
 
+from edge_sdk.device.advice.seeing import charging_words, core_words, heat_words
 from edge_sdk.device.advice.standing import (
     LEGEND,
     ago,
@@ -91,11 +92,9 @@ def _machine(standing: dict[str, Any]) -> Iterator[ViewLine]:
     if battery.get("present") is False:
         yield ViewLine(f"{'battery':<8} none: on mains{drawn}")
     else:
-        known = battery.get("charging")
-        charging = "" if known is None else "charging" if known else "not charging"
+        charging = charging_words(battery)
         yield _bar("battery", battery.get("percent"), 100, f"{charging}{drawn}", low=30)
-    zones = sorted(heat.get("zones") or [], key=lambda zone: -zone["celsius"])[:3]
-    words = ", ".join(f"{zone['name']} {zone['celsius']:.0f} °C" for zone in zones) or "not known"
+    words = heat_words(heat, most=3) or "not known"
     slowed = bool(heat.get("throttling"))
     yield ViewLine(f"{'heat':<8} {words}{'  SLOWED DOWN' if slowed else ''}", _red(slowed))
     total, free = memory.get("total_bytes"), memory.get("available_bytes")
@@ -104,7 +103,7 @@ def _machine(standing: dict[str, Any]) -> Iterator[ViewLine]:
     yield _bar("memory", used, total, told, high=0.9)
     busy = cpu.get("busy")
     clock = "" if cpu.get("mhz") is None else f"{cpu['mhz']:.0f} MHz"
-    yield _bar("cpu", busy, 1, f"{cpu.get('cores', '?')} cores {clock}")
+    yield _bar("cpu", busy, 1, f"{core_words(cpu)} {clock}".strip())
     if gpu.get("busy") is not None:
         yield _bar("gpu", gpu["busy"], 1, "")
     energy = standing["energy"]

@@ -307,6 +307,19 @@ class TakingPart:
         return []
 
     @property
+    def costs_are_kept(self) -> bool:
+        """True if all that rounds taught of costs is on disk."""
+        return self._observer.is_kept
+
+    def keep_costs(self, *, always: bool = False) -> list[Sent]:
+        """Write what rounds taught of costs; not `always`: unless their file was just written.
+
+        Sends nothing.
+        """
+        self._observer.keep(always=always)
+        return []
+
+    @property
     def is_idle(self) -> bool:
         """True while the device neither decides nor waits for an assignment."""
         return self._app.phase is DevicePhase.IDLE

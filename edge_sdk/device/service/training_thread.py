@@ -54,6 +54,8 @@ MAX_RETRY_S = 60.0
 """Most seconds between two bids for one round: the device may not have been picked."""
 QUIET_S = 5.0
 """Seconds without an order after which a device that is idle may measure its costs again."""
+REST_S = 60.0
+"""Seconds without an order after which what rounds taught of costs is written."""
 DELIVERY_S = 60.0
 """Least seconds between two deliveries while a run goes on."""
 
@@ -266,6 +268,7 @@ class Training:
         except Exception as error:
             self._tell(Broken(error))
         finally:
+            self._leave()
             if self._seat is not None:
                 self._seat.leave()
 
@@ -278,6 +281,7 @@ class Training:
             case None:
                 self._repeat_bid()
                 self._renew_costs()
+                self._keep_costs()
             case TaskNotice():
                 if self._part is None or self._part.notice != order:
                     self._notice, self._retry_at = order, self._clock()
@@ -294,11 +298,12 @@ class Training:
             return max(0.0, self._bid_at - self._clock())
         if self._part is not None and self._part.is_held_back:
             return RETRY_S  # nothing tells when that is over
-        quiet_s = QUIET_S if self._costs_are_off else None
+        waits_s = [QUIET_S] if self._costs_are_off else []
+        if self._part is not None and not self._part.costs_are_kept:
+            waits_s.append(REST_S)
         if self._offered is not None:
-            deliver_s = max(0.0, self._deliver_at - self._clock())
-            return deliver_s if quiet_s is None else min(deliver_s, quiet_s)
-        return quiet_s
+            waits_s.append(max(0.0, self._deliver_at - self._clock()))
+        return min(waits_s, default=None)
 
     @property
     def _costs_are_off(self) -> bool:
@@ -310,6 +315,18 @@ class Training:
         part = self._part
         if part is not None and self._costs_are_off:
             self._guarded(lambda: part.renew_costs(lambda: self._inbox.waits))
+
+    def _keep_costs(self) -> None:
+        """Write what rounds taught of costs, unless that was just done: the device rests."""
+        part = self._part
+        if part is not None:
+            self._guarded(part.keep_costs)
+
+    def _leave(self) -> None:
+        """End this device's part in its run."""
+        part, self._part = self._part, None
+        if part is not None:
+            self._guarded(lambda: part.keep_costs(always=True))
 
     def _repeat_bid(self) -> None:
         part = self._part
@@ -394,7 +411,7 @@ class Training:
             self._tell(NewRun())
         if self._seat is not None:
             self._seat.release()  # an offer of the part that is left
-        self._part = None
+        self._leave()
         try:
             folder = self._folder.start_run(notice.run)
             task = load_task(notice, self._config, self._fetcher.fetch_blob)

@@ -137,6 +137,8 @@ class Connection:
         self._alarm.setblocking(False)
         self._bell.setblocking(False)
         self._ending = Event()
+        self._hurried = Event()
+        """Set to cut a pause short: at the end, or because the other connection works."""
         self._killed = False
         self._renewing = False
         self._finish_by = float("inf")
@@ -182,14 +184,20 @@ class Connection:
     def finish(self, by: float) -> None:
         """Send queued messages until then (monotonic clock), say goodbye and end."""
         self._finish_by = by
-        self._ending.set()
-        self._wake()
+        self._end()
 
     def kill(self) -> None:
         """End at once, without a goodbye."""
         self._killed = True
-        self._ending.set()
-        self._wake()
+        self._end()
+
+    def hurry(self) -> None:
+        """Try again now instead of after the pause: the broker has just accepted somebody.
+
+        Once, until a connection has lasted for `STABLE_S`: where one connection ends the other,
+        they would else take turns without a pause.
+        """
+        self._hurried.set()
 
     def join(self, timeout_s: float) -> None:
         """Wait for the end; a connection still being made may outlive this a little."""
@@ -200,6 +208,11 @@ class Connection:
     def is_current_thread(self) -> bool:
         """True if the caller is this connection's own thread."""
         return current_thread() is self._thread
+
+    def _end(self) -> None:
+        self._ending.set()
+        self._hurried.set()
+        self._wake()
 
     def _wake(self) -> None:
         with self._lock:
@@ -212,7 +225,7 @@ class Connection:
             _log.debug("%s: has ended", self._client_id)
 
     def _run(self) -> None:
-        failures = 0
+        failures, may_hurry = 0, True
         while not self._ending.is_set():
             begun = time.monotonic()
             with self._lock:
@@ -234,13 +247,21 @@ class Connection:
                 if session.may_be_old and not isinstance(reason, reasons.Denial):
                     continue
             self.denials = self.denials + 1 if isinstance(reason, reasons.Denial) else 0
+            stable = time.monotonic() - begun >= STABLE_S
+            if stable:
+                may_hurry = True
+                self._hurried.clear()  # that was for an earlier pause
             if not self._ending.is_set():
                 self._owner.down(self, reason)
-                stable = time.monotonic() - begun >= STABLE_S
                 # The search for a message that breaks connections takes a few tries, then ends.
                 harmless = stable or self.outbox.searching or self._renewing
                 failures = 0 if harmless else failures + 1
-                self._ending.wait(pause_s(max(0, failures - 1), _chance()))
+                rest_s = pause_s(max(0, failures - 1), _chance())
+                if not may_hurry:
+                    self._ending.wait(rest_s)
+                elif self._hurried.wait(rest_s):
+                    may_hurry = False
+                    self._hurried.clear()
         self._alarm.close()
         self._bell.close()
 

@@ -1,4 +1,7 @@
-"""The link over MQTT: two connections that act as one."""
+"""The link over MQTT: two connections that act as one.
+
+When one of them is accepted, the other tries at once: a broker that comes back does so for both.
+"""
 
 from __future__ import annotations
 
@@ -123,6 +126,8 @@ class MqttLink:
                 self._tell(Connected(first=not self._ever))
                 self._ever = True
                 self._last_reason, self._denials = None, 0
+            else:
+                (self._bulk if connection is self._control else self._control).hurry()
 
     def down(self, connection: Connection, reason: str) -> None:
         """Note that a connection does not work."""

@@ -128,6 +128,18 @@ def test_help_lists_the_exit_codes(capsys: pytest.CaptureFixture[str]) -> None:
         assert f"\n{code}" in out
 
 
+@pytest.mark.parametrize(
+    "command", ["run", "join", "tasks", "init", "check", "explain", "status", "pause", "infer"]
+)
+def test_help_is_wrapped(
+    command: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    with pytest.raises(SystemExit):
+        main([command, "--help"])
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 100
+
+
 def test_json_logs_are_one_object_per_line() -> None:
     stream = StringIO()
     configure_logging("json", "info", stream)

@@ -176,6 +176,24 @@ def test_costs_are_measured_again_when_there_is_time() -> None:
     assert not Observer(Policy()).is_off
 
 
+def test_costs_with_a_file_are_kept_and_others_need_not_be() -> None:
+    class Learning(Priced):
+        is_kept = False
+
+        def keep(self, *, always: bool = False) -> None:
+            self.is_kept = self.is_kept or always
+
+    observer = Observer(Policy(), Shown(), Learning())
+    seen = []
+    for always in (False, True):
+        observer.keep(always=always)
+        seen.append(observer.is_kept)
+    assert seen == [False, True]
+    for costs in (None, Priced()):
+        Observer(Policy(), Shown(), costs).keep(always=True)
+        assert Observer(Policy(), Shown(), costs).is_kept
+
+
 def test_history_outlives_the_program(tmp_path: Path) -> None:
     path = tmp_path / "history.json"
     observer = Observer(Policy(), Shown(), Priced(), history=path)

@@ -155,6 +155,54 @@ def test_what_rounds_teach_is_written_once_a_while(world: World) -> None:
     assert json.loads(world.path.read_text())["learned"]["rounds"] == 2
 
 
+def test_what_is_not_written_yet_is_kept_when_the_device_rests_and_at_its_end(world: World) -> None:
+    costing = world.start(keep_s=100.0)
+    seen = [costing.is_kept]
+    world.train(costing, 1.0)
+    for wait_s in (0.0, 100.0):  # the calibration was just written
+        world.backend.now += wait_s
+        costing.keep()
+        seen.append(costing.is_kept)
+    assert seen == [True, False, True]
+    assert json.loads(world.path.read_text())["learned"]["rounds"] == 1
+    world.train(costing, 1.0)
+    costing.keep(always=True)
+    assert json.loads(world.path.read_text())["learned"]["rounds"] == 2
+    world.path.unlink()
+    costing.keep(always=True)
+    assert not world.path.exists()  # nothing is new
+
+
+def test_costs_without_a_file_have_nothing_to_keep(world: World) -> None:
+    costing = Costing(
+        world.backend, world.manifest, None, probe=StaticProbe(MACHINE), levels=LEVELS
+    )
+    world.train(costing, 1.0)
+    assert costing.is_kept
+
+
+def test_measuring_that_is_put_off_is_logged_once(
+    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: Any, **__: Any) -> Trained:
+        raise TrainingStopped(0)
+
+    costing = world.start()
+    for factor in (1, 3, 1, 3, 1, 3, 1, 3):
+        world.train(costing, factor * 0.1)
+    caplog.set_level("INFO")
+    with monkeypatch.context() as patched:
+        patched.setattr(world.backend, "train", interrupted)
+        for _ in range(3):
+            costing.renew(lambda: False)
+            assert costing.is_off
+    begun, stopped = caplog.messages
+    assert begun.startswith("measuring the costs of levels: predictions are off by ")
+    assert stopped.startswith("not measured now: a round began, or other work came")
+    costing.renew(lambda: False)
+    assert caplog.messages[2:] == ["the costs of levels are measured"]
+
+
 def test_joules_come_from_the_board_where_no_sensor_is(world: World) -> None:
     assert world.train(world.start(), 10.0) is None
     costing = world.start(known=Known(net_w=3.0))

@@ -87,13 +87,20 @@ def test_memory_of_each_level_is_told(tmp_path: Path) -> None:
     coordinator.announce()
     config = config_of(tmp_path, weigh=True)
     text = lines_of(stage, config)["memory"].text
-    assert text.startswith("at most 100% ")
+    assert text.startswith("estimate for batches of 32: 100% ")
+    assert text.endswith(" MB; measured when the device first takes part")
     coordinator.open(1)
     line = lines_of(stage, config)["memory"]
     assert line.verdict == "good"
     for level in ("100%", "75%", "50%", "25%"):
         assert f"{level} " in line.text
     assert "MB free" in line.text
+
+
+@pytest.mark.parametrize(("threads", "words"), [(1, ", 1 thread"), (2, ", 2 threads")])
+def test_threads_of_the_backend_are_told(tmp_path: Path, threads: int, words: str) -> None:
+    backend = next(check_start(config_of(tmp_path, threads=threads)))
+    assert backend.text.endswith(words)
 
 
 def test_bad_data_and_a_task_that_nobody_offers_are_told(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ import pytest
 
 pytest.importorskip("onnx", reason="graphs are made by hand")
 
-from edge_sdk.decide.decision import Policy
+from edge_sdk.decide.decision import Decision, Policy
 from edge_sdk.device.advice.explanation import Explanation, explain
 from edge_sdk.device.config import DeviceConfig
 from edge_sdk.device.service.participation import CONVERTED, NOTICE, OPENED
@@ -105,7 +105,11 @@ def test_board_on_mains_trains_all_and_says_what_it_costs(config: DeviceConfig) 
     assert said["for the next level up"] == ["there is none: this is the whole model"]
     assert len(said["levels"]) == 5
     assert "heat     open    cpu 51 °C < 75 °C" in said["gates"]
-    assert any(line.startswith("memory.available_bytes") for line in said["seen"])
+    assert said["seen"] == [
+        "memory   4,000 MB free, pressure 0 % (programs waiting for memory)",
+        "battery  none: on mains",
+        "heat     cpu 51 °C",
+    ]
     json.dumps(explanation.to_dict(), allow_nan=False)
 
 
@@ -232,3 +236,17 @@ def test_ways_to_compute_are_shown(tmp_path: Path) -> None:
     alone = replace(config, tune=False)
     assert explain(alone, StaticProbe(BOARD)).tuned == ()
     assert "ways to compute" not in lines(explain(alone, StaticProbe(BOARD)))
+
+
+def test_device_with_fp16_graphs_says_that_they_have_no_choice() -> None:
+    explanation = Explanation(
+        BOARD,
+        [],
+        (),
+        [],
+        Decision(None, "skip"),
+        None,
+        only_default="graphs in fp16 have no others",
+    )
+    said = lines(explanation)["ways to compute"]
+    assert said == ["the default ones: graphs in fp16 have no others"]

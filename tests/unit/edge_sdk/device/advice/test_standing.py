@@ -74,6 +74,15 @@ def test_device_that_never_ran_is_told_from_one_that_was_killed_or_ended(
     assert "told to stop" in "\n".join(standing_lines(read_standing(config, None)))
 
 
+def test_broker_that_is_away_is_named_once(config: DeviceConfig) -> None:
+    book = book_of(config, "digits")
+    for reason in ("broker:1883: nothing listens there", "nothing listens there"):
+        book.link(connected=False, reason=reason)
+        standing = {**read_standing(config, None), "running": True}
+        (line,) = (each for each in standing_lines(standing) if "broker:1883" in each)
+        assert line.strip() == "broker        broker:1883: nothing listens there; session 7"
+
+
 def test_movements_pause_energy_and_gates_are_told(config: DeviceConfig) -> None:
     household = Household(config.state_dir, config.name)
     household.pause.begin(3600)

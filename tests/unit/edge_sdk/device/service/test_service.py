@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
+from functools import partialmethod
 from itertools import chain
 from pathlib import Path
 from threading import Event
@@ -17,6 +18,7 @@ import pytest
 
 from edge_sdk.data.arrays import ArrayData
 from edge_sdk.data.errors import UNFIT, DataError
+from edge_sdk.decide.costs.costing import Costing
 from edge_sdk.decide.decision import Policy
 from edge_sdk.device.delivering import Delivering
 from edge_sdk.device.service import training_thread
@@ -211,6 +213,36 @@ def test_device_looks_for_the_fastest_ways_when_it_has_nothing_to_do(
     stage.until(kept)
     assert [each["level"] for each in kept()] == [0.25, 0.5, 0.75, 1.0]
     assert asked == [0.25, 0.25, 0.5, 0.75, 1.0]
+
+
+def learned_rounds(tmp_path: Path) -> int:
+    content = json.loads((tmp_path / TASK / DEVICE / "costs.json").read_text())
+    return int(content["learned"]["rounds"])
+
+
+def test_what_rounds_taught_of_costs_is_written_when_the_device_stops(
+    coordinator: Coordinator, start: Start, tmp_path: Path
+) -> None:
+    coordinator.present()
+    coordinator.announce()
+    running = start(weigh=True, tune=False)
+    for round in (1, 2, 3):
+        play(coordinator, round)
+    assert learned_rounds(tmp_path) == 0  # the calibration was just written
+    running.stop()
+    assert learned_rounds(tmp_path) == 3
+
+
+def test_what_rounds_taught_of_costs_is_written_when_the_device_rests(
+    coordinator: Coordinator, start: Start, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_thread, "REST_S", 0.05)
+    monkeypatch.setattr(Costing, "__init__", partialmethod(Costing.__init__, keep_s=0.5))
+    coordinator.present()
+    coordinator.announce()
+    start(weigh=True, tune=False)
+    play(coordinator, 1)
+    coordinator.stage.until(lambda: learned_rounds(tmp_path) == 1)
 
 
 def farewell(coordinator: Coordinator, reason: str, code: int = 0) -> Presence:

@@ -10,7 +10,9 @@ from contextlib import contextmanager, suppress
 
 import pytest
 
+from edge_sdk.protocol.messages.topics import BULK
 from edge_sdk.transport.link import Connected, Disconnected, LinkEvent
+from edge_sdk.transport.mqtt import connection
 from edge_sdk.transport.mqtt.connection import LONGEST_PAUSE_S, pause_s, unsent_bytes
 from edge_sdk.transport.opening import open_link
 from edge_sdk.transport.settings import BrokerSettings
@@ -195,6 +197,66 @@ def test_link_survives_a_deliver_that_raises() -> None:
         until(lambda: told)
         link.close()
     assert told == [Connected(first=True)]
+
+
+class Doors:
+    """A broker that lets the two connections of a link in, or not, each as it is told to.
+
+    The bulk connection pauses for ever after a failure, and the other one hardly.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.opens = {"control": False, "bulk": False}
+        self.stays = True
+        """False: a connection that was let in is closed at once."""
+        self.welcomed: list[str] = []
+        self.pauses: list[str] = []
+        """The connections that began a pause."""
+        monkeypatch.setattr(connection, "pause_s", self._pause_s)
+
+    def _pause_s(self, *_: float) -> float:
+        bulk = threading.current_thread().name.endswith(BULK)
+        self.pauses.append("bulk" if bulk else "control")
+        return 1e6 if bulk else 0.01
+
+    def serve(self, accepted: socket.socket) -> None:
+        who = "bulk" if BULK.encode() in accepted.recv(1_024) else "control"
+        if not self.opens[who]:
+            accepted.close()
+            return
+        accepted.sendall(CONNACK + b"\0")
+        self.welcomed.append(who)
+        if not self.stays:
+            accepted.close()
+
+
+def test_connection_does_not_wait_when_the_other_one_works_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doors = Doors(monkeypatch)
+    events: list[LinkEvent] = []
+    with listening(doors.serve) as port:
+        link = open_link(BrokerSettings(port=port), name="test", deliver=events.append)
+        until(lambda: "bulk" in doors.pauses)
+        doors.opens = {"control": True, "bulk": True}
+        until(lambda: Connected(first=True) in events)
+        link.close()
+
+
+def test_connections_that_end_again_and_again_do_not_hurry_each_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    doors = Doors(monkeypatch)
+    doors.stays = False
+    with listening(doors.serve) as port:
+        link = open_link(BrokerSettings(port=port), name="test", deliver=lambda _: None)
+        until(lambda: "bulk" in doors.pauses)
+        doors.opens["control"] = True
+        until(lambda: doors.welcomed.count("control") >= 5 and doors.pauses.count("bulk") == 2)
+        tried = doors.welcomed.count("control")
+        until(lambda: doors.welcomed.count("control") >= tried + 5)
+        link.kill()
+    assert doors.pauses.count("bulk") == 2
 
 
 @pytest.mark.parametrize("failures", [0, 1, 2, 5, 10, 10_000])
