@@ -143,7 +143,7 @@ def test_infer_reads_files_as_training_does(
         assert main([*infer, "--data", str(tmp_path / name)]) == 0
         said = json.loads(out.read_text())
         assert (said["accuracy"], said["predicted"]) == (accuracy, names)
-        assert f"{names[0]} " in capsys.readouterr().out
+        assert f"{names[0]}: {names.count(names[0])}×" in capsys.readouterr().out
 
 
 def test_infer_scales_a_single_file_of_arrays_as_training_does(tmp_path: Path) -> None:
