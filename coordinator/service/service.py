@@ -242,7 +242,7 @@ class Service:
         self._lacking: DiskFull | None = None
         """A file that found no room, as work beside the loop says."""
         self._lacked_s = -math.inf
-        """When it last said so."""
+        """Time at which it last said so."""
         self._callers = Callers(self._inbox, clock=clock, max_devices=most)
         self._finding_bytes = max(MAX_MESSAGE_BYTES, largest_finding(run.plan))
         self._topics = Topics(run.about.task)

@@ -1,1 +1,1 @@
-"""What a coordinator does between the last movement of a round and the opening of the next."""
+"""The time between the last movement of a round and the opening of the next."""

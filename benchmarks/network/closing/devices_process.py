@@ -47,7 +47,7 @@ COMMAND = "quarantine.list"
 OTHER_RUN = "0" * 16
 
 AskedWait = tuple[float, float]
-"""When something was asked, and the seconds until its answer."""
+"""Time at which something was asked, and the seconds until its answer."""
 
 Events = queue.SimpleQueue[tuple[SendingDevice, LinkEvent]]
 

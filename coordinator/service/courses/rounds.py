@@ -70,7 +70,7 @@ T = TypeVar("T")
 Steps = Generator[Future[Any], None, None]
 """A commit: between its steps, work beside the loop is awaited."""
 _Moved = tuple[RoundFindings, float, Float32 | None]
-"""What was found in a round, the error of its encoding, and the weights before if anybody asks."""
+"""Findings in a round, the error of its encoding, and the weights before if anybody asks."""
 
 MANY_OUTDATED = 10
 """Skips that were too old to count, before anybody is warned."""

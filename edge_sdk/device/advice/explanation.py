@@ -182,7 +182,7 @@ def explain(config: DeviceConfig, probe: Probe | None = None) -> Explanation:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """What a decision is made of; see `Explanation`."""
+    """Facts that a decision is made of; see `Explanation`."""
 
     sight: Sight
     config: DeviceConfig

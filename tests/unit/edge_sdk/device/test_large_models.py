@@ -199,7 +199,7 @@ def test_movement_is_what_a_copying_device_would_make(
 
 
 def test_training_needs_no_more_for_weight_decay(task: PreparedTask, tmp_path: Path) -> None:
-    """What is made of a large array on the way is made in parts."""
+    """Values made of a large array on the way are made in parts."""
     peaks = []
     for decay in (0.0, 0.01):
         app = make_app(task, tmp_path / str(decay), Chunked(task.model))

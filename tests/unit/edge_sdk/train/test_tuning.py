@@ -552,7 +552,7 @@ def test_graph_with_too_many_times_is_not_tuned(entry: GraphEntry, nodes: int | 
 def test_session_is_gone_when_its_times_are_read(
     entry: GraphEntry, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it noted and what it computed with would be in memory beside them."""
+    """Its notes, and what it computed with, would be in memory beside them."""
     runtime = Runtime(entry, SECONDS)
     runtime.profiled = _Forgetful()
     read = tuning._read

@@ -526,7 +526,7 @@ def test_without_a_choice_nothing_is_sought(choosing: World) -> None:
 def test_memory_of_a_search_is_no_training_s(
     choosing: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it leaves would else count as taken by the smallest step."""
+    """Memory that it leaves would else count as taken by the smallest step."""
     resident = [100e6]
     held: list[float] = []
 
